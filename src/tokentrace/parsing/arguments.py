@@ -1,7 +1,7 @@
 """Reading arguments, by the style of the grammar.
 
-JSON, and arguments between tags, are read as they arrive. Python, ``[look_up(place="Paris")]``, braces,
-``{place:<|"|>Paris<|"|>}``, and elements are read once their end is found.
+JSON and arguments between tags are read as they arrive; Python (``[look_up(place="Paris")]``), braces
+(``{place:<|"|>Paris<|"|>}``) and elements once their end is found.
 """
 
 import ast
@@ -19,26 +19,24 @@ from .reader import Match, Notation, Reading, Report
 from .response import CallStatus
 from .values import JSON_SPACE, Schema, read_json, read_value
 
-_JSON_STRINGS: Final = {0x22: re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')}
-_JSON: Final = Notation(b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), _JSON_STRINGS, strict=True)
+_JSON_STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
+_JSON: Final = Notation(b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), {ord('"'): _JSON_STRING}, strict=True)
 _WORD: Final = re.compile(rb"[-+.\w]*")
 _CDATA: Final = ("<![CDATA[", "]]>")
 _NAME: Final = re.compile(rb"(?:[A-Za-z_]|(?<=[\w.])[\w.])[\w.]*")
 """A name, or more of one that arrives in several pieces."""
-_STRINGS: Final = {
-    ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\[^\xff][^%b\\\\\xff]*)*" % (quote, quote))
-    for quote in (b'"', b"'")
-}
+_STRING: Final = b"[^%c\\\\\xff]*(?:\\\\[^\xff][^%c\\\\\xff]*)*"
+_STRINGS: Final = {quote: re.compile(_STRING % (quote, quote)) for quote in b"\"'"}
 _PYTHON: Final = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS)
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
-"""JSON's constants, which models also write in Python calls."""
+"""Models also write these in Python calls."""
 _KEY: Final = rb"([^\s:,{}\[\]]+)\s*:"
 _DEEPEST: Final = 64
 
 
 @dataclass(slots=True)
 class _Element:
-    """An open element; `start` is where its text begins."""
+    """An open element, whose text begins at `start`."""
 
     name: str
     start: int
@@ -69,19 +67,18 @@ class ArgumentsReader:
 
     def json_call(self, call: OpenCall) -> Reading[bool]:
         """Read an object; True if it is a call. Announces the call once that is certain."""
-        start, tools = self.reader.at, self.output.tools
-        seen: set[str] = set()
+        reader, seen = self.reader, set[str]()
+        start = reader.at
         whole = yield from self._members(call, (), seen)
         if not call.announced:
-            declared = call.name is not None and tools.declared_any and tools.knows(call.name)
-            if whole or not self.reader.ended or not declared:
+            if whole or not reader.ended or not self.output.tools.declares(call.name):
                 return False
             call.announce()
         if not whole:
             call.break_off("the call is not JSON", CallStatus.INVALID_JSON)
             return True
         try:
-            read_json(self.reader.text(start, self.reader.at))
+            read_json(reader.text(start, reader.at))
         except ValueError as error:
             call.fail(f"the call is not JSON: {error}", CallStatus.INVALID_JSON)
         if "arguments" not in seen and "arguments" in self.calls.paths.values():
@@ -89,7 +86,7 @@ class ArgumentsReader:
         return True
 
     def _members(self, call: OpenCall, path: tuple[str, ...], seen: set[str]) -> Reading[bool]:
-        """Read the members of an object, which may be fields of a call; True if the object is whole."""
+        """Read an object's members, perhaps fields of a call; True if it is whole."""
         reader = self.reader
         reader.at += 1
         while True:
@@ -152,7 +149,7 @@ class ArgumentsReader:
 
     def _string(self, start: int) -> str | None:
         try:
-            value: Any = read_json(self.reader.text(start, self.reader.at))
+            value = read_json(self.reader.text(start, self.reader.at))
         except ValueError:
             return None
         return value if isinstance(value, str) else None
@@ -203,8 +200,7 @@ class ArgumentsReader:
                 missing.append(calls.grammar.value_close)  # else the call's closing would continue its name
             return False
         key = reader.text(start, match.start).strip(JSON_SPACE)
-        opening = yield from self._open_value(call, key)
-        if opening is None:
+        if (opening := (yield from self._open_value(call, key))) is None:
             return False
         call.add_key(key)
         start = reader.at
@@ -237,22 +233,22 @@ class ArgumentsReader:
 
     def _value(self, call: OpenCall, key: str, opening: ValueOpening) -> Reading[Match | None]:
         """Read a value up to its end. Reports one that can only be a string as it arrives."""
-        schema, strings = self.output.tools.parameter(call.name, key), self.calls.grammar.strings
-        is_text = opening.is_string
+        reader, tools, strings = self.reader, self.output.tools, self.calls.grammar.strings
+        schema, is_text = tools.parameter(call.name, key), opening.is_string
         if is_text is None:
             is_text = schema is not None and schema.only_text and strings is Value.BARE
-        start, report = self.reader.at, ArgumentsText(call, quoted=True) if is_text else None
-        call.add_arguments('"' if is_text else "")
-        ends = self.calls.value_ends(self.output.tools.declared(call.name))
-        while (match := (yield from self.reader.find(ends, report))) and not (
-            yield from self._ends_value(call, match)
-        ):
+        start, report, quote = reader.at, ArgumentsText(call, quoted=True) if is_text else None, '"' * is_text
+        call.add_arguments(quote)
+        ends = self.calls.value_ends(tools.declared(call.name))
+        while match := (yield from reader.find(ends, report)):
+            if (yield from self._ends_value(call, match)):
+                break
             if report is not None:
                 report(match.text, match.stop)
-            self.reader.at = match.stop
+            reader.at = match.stop
         if match is not None:
-            text = self.reader.text(start, match.text)
-            call.add_arguments('"' if is_text else "")
+            text = reader.text(start, match.text)
+            call.add_arguments(quote)
             value, certain = (text, True) if is_text else _typed(text, schema, strings, opening.is_string)
             if not certain:
                 call.fail(f"the argument {key!r} is not JSON", CallStatus.INVALID_JSON)
@@ -268,7 +264,7 @@ class ArgumentsReader:
         if match.kind != "value" or unforgeable(calls.value_close[0]):
             return True
         past = yield from reader.sees_all(calls.value_close, match.start)
-        at = yield from reader.past_space(past if past is not None else match.stop)
+        at = yield from reader.past_space(match.stop if past is None else past)
         return at == len(reader.data) or (yield from reader.sees_one(calls.after_value, at))
 
     # -- in Python, in braces, as elements
@@ -340,7 +336,7 @@ class ArgumentsReader:
         call.end_values()
 
     def _elements(self, call: OpenCall, at: int, stop: int) -> list[_Element]:
-        """Read elements up to `stop` and add closed ones to the call. Returns those that are still open."""
+        """Read elements up to `stop`, add closed ones to the call, and return those still open."""
         reader, tools, stack = self.reader, self.output.tools, list[_Element]()
         for tag in self.calls.tags.finditer(reader.data, at, stop):
             between, name = reader.data[at : tag.start()].strip(), reader.marked.text(tag["name"])
@@ -381,7 +377,7 @@ class ArgumentsReader:
         return stack
 
     def _element_value(self, call: OpenCall, element: _Element, text: str) -> Any:
-        """An element's children as a list, or as an object with a list for a repeated name; or its text."""
+        """An element's children as a list, or as an object with a list per repeated name; else its text."""
         values: dict[str, list[Any]] = {}
         for name, value in element.children:
             values.setdefault(name, []).append(value)
@@ -393,12 +389,10 @@ class ArgumentsReader:
         if values:
             return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
         value, certain = read_value(text, element.schema)
-        types = element.schema.types if element.schema is not None else None
-        if not certain and not text and types is not None:  # empty, where text is not allowed
-            value, certain = (
-                ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
-            )
-        if not certain:
+        if not certain and not text:  # empty, where text is not allowed
+            types = (element.schema and element.schema.types) or ()
+            value = [] if "array" in types else {} if "object" in types else ""
+        if not certain and value == text:
             call.fail(f"{element.name!r} is not of its declared type", CallStatus.INVALID_JSON)
         return value
 
@@ -444,8 +438,8 @@ def _literal(node: ast.expr) -> Any:
 class _Braces:
     """Reads marked bytes in braces. Raises ValueError."""
 
-    def __init__(self, data: bytes, quote: bytes, decoded: Callable[[bytes], str]) -> None:
-        self.data, self.at, self.quote, self._decoded = data, 0, quote, decoded
+    def __init__(self, data: bytes, quote: bytes, decode: Callable[[bytes], str]) -> None:
+        self.data, self.at, self.quote, self._decode = data, 0, quote, decode
 
     def arguments(self) -> dict[str, Any]:
         values = self._value(0)
@@ -467,19 +461,19 @@ class _Braces:
             if stop < 0:
                 raise ValueError("a string is not closed")
             self.at = stop + len(self.quote)
-            return self._decoded(self.data[start:stop])
+            return self._decode(self.data[start:stop])
         if self._take(b"{"):
             return dict(self._members(b"}", depth))
         if self._take(rb"\["):
             return [value for _, value in self._members(b"]", depth)]
         match = self._take(rb"[^,{}\[\]\xff]*")
-        return read_value(self._decoded(match[0]).strip(), None)[0] if match else ""
+        return read_value(self._decode(match[0]).strip(), None)[0] if match else ""
 
     def _members(self, close: bytes, depth: int) -> Iterator[tuple[str, Any]]:
         while not self._take(close):
             key = self._take(_KEY) if close == b"}" else None
             if key is None and close == b"}":
                 raise ValueError("a key is missing")
-            yield self._decoded(key[1].replace(self.quote, b"")) if key else "", self._value(depth + 1)
+            yield self._decode(key[1].replace(self.quote, b"")) if key else "", self._value(depth + 1)
             if not self._take(b",") and not self._take(b"(?=%b)" % close):
                 raise ValueError(f"a comma or {close.decode()!r} is missing")

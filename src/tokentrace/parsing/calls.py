@@ -1,7 +1,7 @@
 """Reading tool calls, in whatever way a grammar writes them.
 
-What opens like a call is one, whatever follows. Control tokens end it early, because no text can spell them;
-other delimiters only where the grammar expects them.
+What opens like a call is one, whatever follows. Control tokens, which no text can spell, end it early; other
+delimiters only where the grammar expects them.
 
 Attempts are well-formed calls outside their place: in reasoning that is never closed, without their opening,
 after text if they have no delimiters, in any dialect if the template shows no calls.
@@ -22,8 +22,6 @@ from .reader import Match, Reader, Reading
 from .response import CallStatus, ParsedPart, PartKind
 
 _NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-_RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
-"""The statuses of calls that servers pass on to an agent."""
 _INTRODUCTION: Final = rb"(?:\xff[\x80-\xbf]{4}\s*)?"
 """A control token before a call without delimiters: ``<|python_tag|>``."""
 
@@ -32,7 +30,7 @@ class CallParser(ArgumentsReader):
     """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
     def read(self, start: int | None = None) -> Reading[None]:
-        """Read the calls that begin here. The first begins at `start` if a header comes before it."""
+        """Read the calls that begin here, the first with the header at `start`, if any."""
         calls, reader = self.calls, self.reader
         if calls.section_open and (yield from reader.sees(calls.section_open[0])):
             yield from self._section()
@@ -51,7 +49,7 @@ class CallParser(ArgumentsReader):
             reader.at = len(reader.data)
 
     def _section(self) -> Reading[None]:
-        """Read a section of calls. Text in it is content. A section without a call is malformed."""
+        """Read a section of calls, with text as content. Without a call, it is malformed."""
         calls, reader, output = self.calls, self.reader, self.output
         start, any_calls = reader.at, False
         opened = yield from reader.skip_all(calls.section_open)
@@ -92,7 +90,7 @@ class CallParser(ArgumentsReader):
         return at
 
     def bare(self) -> Reading[bool]:
-        """Read calls without delimiters; True if one begins here. Otherwise stays where it is."""
+        """Read calls without delimiters; True if one begins here. Else stay here."""
         calls, reader, output = self.calls, self.reader, self.output
         start = reader.at
         at = yield from reader.past_space()
@@ -104,7 +102,7 @@ class CallParser(ArgumentsReader):
         any_calls = False
         while True:
             reader.at = at
-            space = None if any_calls or calls.section_open else (start, at)
+            space = (at, at) if any_calls or calls.section_open else (start, at)
             call = OpenCall(output, len(output.calls), at, space=space)
             if not (yield from self._bare_call(call)):
                 reader.at = start
@@ -145,7 +143,7 @@ class CallParser(ArgumentsReader):
         yield from self.calls_from(start, misplaced)
 
     def calls_from(self, start: int, misplaced: str = "") -> Reading[None]:
-        """Read one call after the other, up to their closing or an early end."""
+        """Read calls up to their closing or an early end."""
         again = True
         while again:
             call = self.output.start_call(start, closing=self.calls.grammar.end)
@@ -169,34 +167,29 @@ class CallParser(ArgumentsReader):
         elif style is Style.PYTHON:
             yield from self.python_call(call)
         elif (yield from self._head(call)):
-            ways = {
-                Style.JSON_ARGUMENTS: self.json_arguments,
-                Style.BRACES: self.braces,
-                Style.PAIRS: self.pairs,
-            }
-            yield from ways.get(style, self.tree)(call)
+            readers = {Style.BRACES: self.braces, Style.PAIRS: self.pairs, Style.TREE: self.tree}
+            yield from readers.get(style, self.json_arguments)(call)
         else:
             call.ragged = True
 
     def _head(self, call: OpenCall) -> Reading[bool]:
-        """Read the fields before the arguments and report them together; True if the arguments follow."""
-        calls, reader = self.calls, self.reader
-        fields: dict[str, str] = {}
-        problem = ""
+        """Read the fields before the arguments, report them together; True if the arguments follow."""
+        calls, reader, grammar = self.calls, self.reader, self.calls.grammar
+        fields, problem = dict[str, str](), ""
         for (lead, field), following in zip(calls.head, calls.after_field, strict=True):
             if not (yield from reader.skip_all(lead)):
                 problem = "the call does not begin as expected"
-                call.closing = call.closing if "name" in fields else trailing(calls.grammar.open)
+                call.closing = call.closing if "name" in fields else trailing(grammar.open)
                 break
             start = reader.at
             match = yield from reader.find(following)
             fields[field] = reader.text(start, reader.at).strip() if match is not None else ""
-            if field == "id" and calls.grammar.id_is_name and (named := _NAME_IN_ID.fullmatch(fields["id"])):
+            if field == "id" and grammar.id_is_name and (named := _NAME_IN_ID.fullmatch(fields["id"])):
                 fields["name"] = named[1]
             if not match or match.kind == "hard" or (match.kind == "end" and calls.begin):
                 problem = "the call breaks off before its arguments"
-                end = calls.grammar.end
-                call.closing = end if end[:1].isspace() else trailing(calls.grammar.begin) + end
+                call.closing = "" if grammar.end[:1].isspace() else trailing(grammar.begin)
+                call.closing += grammar.end
                 break
         call.set_name(fields.get("name"), fields.get("id"))
         if not problem and not (yield from reader.skip_all(calls.begin)):
@@ -243,18 +236,17 @@ class CallParser(ArgumentsReader):
         return False
 
     def _another_begins(self) -> Reading[bool]:
-        """True if another call begins in the same delimiters."""
         if self.calls.style is not Style.JSON_CALL:
             return (yield from self.reader.sees_all(self.calls.head[0][0])) is not None
         return (yield from self.reader.sees(b"{", (yield from self._past_separator())))
 
     def _to_its_end(self, call: OpenCall) -> Reading[None]:
-        """End a call that has no closing. A broken one ends at the next token that ends calls early."""
+        """End a call without a closing; a ragged one at the next token that ends calls early."""
         if call.ragged:
             self._end_early(call, (yield from self.reader.find(self.calls.hard)), "")
 
     def _end_early(self, call: OpenCall, match: Match | None, missing: str, *, complete: bool = False) -> None:
-        """End a call before its closing. `complete`: only `missing` is missing."""
+        """End a call before its closing, `complete` but for what is `missing`."""
         if match is None:
             call.fail("the completion ends inside the call", CallStatus.TRUNCATED, lenient=complete)
             self.output.missing.append(missing)
@@ -268,7 +260,7 @@ class CallParser(ArgumentsReader):
 
 
 def find_attempts(compiled: Compiled, output: Output) -> list[Placed]:
-    """The attempts of a completion; in a strict reading each is MALFORMED, with the reason."""
+    """A completion's attempts; in a strict reading each is MALFORMED, with the reason."""
     if compiled.grammar.channels is not None:
         return []
     if compiled.calls is not None:
@@ -297,13 +289,12 @@ def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Pl
             list(parser.attempt())  # all bytes have arrived
             at = max(reader.at, match.end())
             for part, start, stop, call in scratch.placed:
-                if call is not None and call.status in _RUNNABLE:
+                if call is not None and call.status.runnable:
                     # the first and the last call include the section's opening and closing
                     start = match.start() if call is scratch.calls[0] else start
                     stop = reader.at if call is scratch.calls[-1] else stop
-                    call = replace(
-                        call, index=count, raw=reader.text(start, stop), span=output.span(start, stop)
-                    )
+                    raw, span = reader.text(start, stop), output.span(start, stop)
+                    call = replace(call, index=count, raw=raw, span=span)
                     if not output.lenient:
                         why = problem or (calls.bare and call.problem) or reason
                         call = replace(call, status=CallStatus.MALFORMED, problem=why)
@@ -312,21 +303,20 @@ def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Pl
 
 
 def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) -> tuple[list[bytes], str]:
-    """What attempts in a part begin with, and why they do not count as calls."""
-    if place.part.kind is PartKind.REASONING is output.open and place is output.placed[-1]:
+    """What attempts in a part begin with, and why they are not calls."""
+    kind = place.part.kind
+    if kind is PartKind.REASONING is output.open and place is output.placed[-1]:
         return calls.openers, "the call is inside reasoning that is not closed"
-    openers = [*(calls.openers if problem else []), calls.headless_opener]
-    openers = [opener for opener in openers if opener and place.part.kind is PartKind.CONTENT]
+    openers = [*(calls.openers if problem else []), calls.headless_opener] if kind is PartKind.CONTENT else []
     reason = f"{calls.grammar.open.strip()!r} is missing before the call"
     if calls.bare:
         reason = "the call comes after something else, and only its position marks it as a call"
-    return openers, reason
+    return list(filter(None, openers)), reason
 
 
 def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:
     """The parts of a lenient reading, in which attempts count as calls."""
-    placed: list[Placed] = []
-    index = 0
+    placed, index = list[Placed](), 0
     for one in output.placed:
         kind, start = one.part.kind, one.start
         inside = [some for some in attempts if start <= some.start < one.stop] if one.call is None else [one]

@@ -10,10 +10,10 @@ Differs from openai-harmony on purpose:
 - ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends this way is UNCLOSED.
 - A stop token ends the turn, unless the assistant goes on right after ``<|call|>`` with another message.
 - Everything from the header of another role on is content, verbatim.
-- Stray words before channel and recipient are content. Without ``<|message|>``, everything after the channel's
-  name is the body; with a recipient it is a MALFORMED call.
+- Stray words before channel and recipient are content. Without ``<|message|>``, all after the channel's name is
+  the body, or with a recipient a MALFORMED call.
 
-The arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
+Arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
 """
 
 import re
@@ -27,14 +27,13 @@ from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
 _NOT_TOOLS: Final = frozenset({"user", "assistant", "all"})
-"""Recipients that are not tools."""
 _WORD: Final = re.compile(rb"\s*[^\s\xff]+|\xff[\x80-\xbf]{4}")
 """A word of a header with the white space before it, or a control token."""
 _Word = re.Match[bytes]
 
 
 class _Header(NamedTuple):
-    """The fields of a header. `tool` is a recipient that can be called; `stray` words end at `stray_stop`."""
+    """A header's fields. `tool` is a recipient that can be called; `stray` words end at `stray_stop`."""
 
     role: _Word | None
     recipient: _Word | None
@@ -60,6 +59,7 @@ class ChannelParser:
         named = (channels.reasoning, channels.content) if not channels.channel else ()
         self._not_tools = _NOT_TOOLS.union(named)
         self._role = compiled.head.partition(self.delimiters.start)[2].strip() or b"assistant"
+        self._empty_answer = f"{channels.start}{self._role.decode()}{channels.opening(channels.content)}"
 
     def read(self) -> Reading[Match | None]:
         reader, delimiters, output = self.reader, self.delimiters, self.output
@@ -75,15 +75,15 @@ class ChannelParser:
                 reader.at = start
                 match = yield from reader.find(delimiters.to_stop, output.content)
                 break
-            start = self._stray(header, start, cut=match is None)
-            output.enter(PartKind.TOOL_CALL if header.tool is not None else header.text.kind, start)
+            start, is_call = self._stray(header, start, cut=match is None), header.tool is not None
+            output.enter(PartKind.TOOL_CALL if is_call else header.text.kind, start)
             if match and match.kind == "message":
                 reader.at = match.stop
-                match = yield from (self._text(header) if header.tool is None else self._call(header, start))
-                if match is None and header.text is output.reasoning and header.tool is None:
-                    output.missing += [self.channels.end, self._empty_answer()]
-                elif match is None and header.tool is not None:
+                match = yield from (self._call(header, start) if is_call else self._text(header))
+                if match is None and is_call:
                     output.missing.append(self.channels.end)
+                elif match is None and header.text is output.reasoning:
+                    output.missing += [self.channels.end, self._empty_answer]
             else:
                 self._without_body(header, start, match)
                 output.missing += [self._empty_message(header, at, started, first)] if match is None else []
@@ -99,7 +99,7 @@ class ChannelParser:
         return match
 
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
-        """The header from `at` to `stop`. It names a role if it is `started`, and may do so otherwise."""
+        """The header from `at` to `stop`. It must name a role only if `started`."""
         words = list(_WORD.finditer(self.reader.data, at, stop))
         special = (b"\xff", self._to)
         lead = list(takewhile(lambda word: not _text(word).startswith(special), words))
@@ -118,13 +118,12 @@ class ChannelParser:
         return _Header(role, recipient, tool, text, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
-        role = header.role
-        if role is None or _text(role) == self._role:
+        if (role := header.role) is None or _text(role) == self._role:
             return False
         return not (cut and role.end() == header.stop and self._role.startswith(_text(role)))
 
     def _stray(self, header: _Header, start: int, *, cut: bool) -> int:
-        """Report stray words as content. Returns where the header begins."""
+        """Report stray words as content; return where the header begins."""
         stray = header.stray
         if not stray or (cut and stray[0].end() == header.stop and self._to.startswith(_text(stray[0]))):
             return start
@@ -135,9 +134,8 @@ class ChannelParser:
 
     def _without_body(self, header: _Header, start: int, match: Match | None) -> None:
         """A header without a message: a call without arguments, or text."""
-        if header.tool is not None:
+        if header.tool is not None and header.recipient is not None:
             call = self.output.start_call(start)
-            assert header.recipient is not None
             if match is not None:
                 call.fail("the call breaks off before its arguments")
             if match is not None or header.recipient.end() < header.stop:  # else more of the name may follow
@@ -148,33 +146,31 @@ class ChannelParser:
             self.output.end_text()
 
     def _empty_message(self, header: _Header, at: int, started: bool, first: bool) -> str:
-        """What completes a cut-off header to an empty message, up to what ends it."""
+        """What turns a cut-off header into an empty message, without what ends it."""
         channels, marker = self.channels, self.delimiters.channel
         if header.recipient is not None or (marker and marker in self.reader.data[at : header.stop]):
             return channels.message
         if not started and not first:
-            return self._empty_answer()
+            return self._empty_answer
         role = self._role[len(_text(header.role)) if header.role else 0 :] if started else b""
         return f"{role.decode()}{channels.opening(channels.content)}"
-
-    def _empty_answer(self) -> str:
-        return f"{self.channels.start}{self._role.decode()}{self.channels.opening(self.channels.content)}"
 
     def _text(self, header: _Header) -> Reading[Match | None]:
         output, start = self.output, self.reader.at
         match = yield from self.reader.find(self.delimiters.in_body, header.text)
         if header.text is output.reasoning:
             output.blank_reasoning |= start == self.reader.at > output.base
-            output.open = PartKind.REASONING if match is None else output.open
+            if match is None:
+                output.open = PartKind.REASONING
         return match
 
     def _call(self, header: _Header, begin: int) -> Reading[Match | None]:
-        tool, calls, tools = header.tool or "", self._calls, self.output.tools
+        tool, calls = header.tool or "", self._calls
         if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
             yield from calls.read(begin)
             return (yield from self.reader.find(self.delimiters.in_body, self.output.content))
         takes_json = tool.startswith(self.channels.namespace) or b"json" in map(_text, header.types)
-        takes_json |= tools.declared_any and tools.knows(tool)
+        takes_json |= self.output.tools.declares(tool)
         call = self.output.start_call(begin, takes_json=takes_json)
         call.set_name(tool.removeprefix(self.channels.namespace))
         match = yield from self.reader.find(self.delimiters.in_body, ArgumentsText(call))

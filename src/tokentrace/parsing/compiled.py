@@ -13,9 +13,8 @@ from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, 
 from ..tokens.ids import check_last
 from ..tokens.tokenizer import Ids
 from .marked import MarkedBytes, mark, parts, pieces, tags, unforgeable
-from .reader import Delimiters, Pieces
+from .reader import Delimiters, Kinds, Pieces
 
-Kinds = list[tuple[str, bytes]]
 _ARGUMENT_KEYS: Final[dict[tuple[str, ...], str]] = {("arguments",): "arguments", ("parameters",): "arguments"}
 
 
@@ -61,12 +60,12 @@ class CompiledCalls:
         self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
-        """True if calls have no delimiter, and are recognised by their contents."""
+        """True if calls have no delimiters: their contents tell."""
         tagged = (piece[5:] for piece in self.section_open if unforgeable(piece))
         self.named_section = any(re.search(b"[A-Za-z]", name) for name in tagged)
-        """True if a tag names the section: a call outside of it is misplaced."""
+        """True if a tag names the section: calls outside are misplaced."""
         self.inner = bool(self.open) and (bool(lead) or self.style is Style.JSON_CALL)
-        """True if several calls can be inside one pair of delimiters."""
+        """True if one pair of delimiters can enclose several calls."""
         self.openers = [] if self.bare else [*self.section_open[:1]]
         if not self.bare and self.open and (not self.openers or unforgeable(self.open[0])):
             self.openers.append(self.open[0])
@@ -85,7 +84,7 @@ class CompiledCalls:
         self.keys = {path[0] for path in self.paths} | {"type"}
         usual = any(len(path) == 1 for path, field in self.paths.items() if field == "arguments")
         self.fields = {**(_ARGUMENT_KEYS if usual else {}), **self.paths}
-        """The field at each path, including other paths that servers accept for arguments."""
+        """The field at each path, also at other paths that servers accept for arguments."""
         if self.style is Style.TREE:
             tag = (self.value_close[0], self.key_open[0], self.value_opens[0].pieces[0])
             pattern = b"(?:(?P<close>%b)|%b)(?P<name>[^<\xff]*?)(?P<end>%b|\\Z)"
@@ -97,9 +96,9 @@ class CompiledCalls:
         self._hard = [*stops, *(one for one in openings if unforgeable(one[1]))]
         self.hard = Delimiters(self._hard)
         """What ends a call anywhere: stop tokens, and openings that no text can spell."""
-        self.hard_ends = [(piece,) for _, piece in self._hard]
+        self.hard_ends: list[Pieces] = [(piece,) for _, piece in self._hard]
         self.hard_ends += [(piece,) for piece in self.finish if unforgeable(piece)]
-        """The same, plus all closings that no text can spell."""
+        """The same, and the closings that no text can spell."""
         ending = [*_first("end", self.end, self.close), *self._hard]
         self.to_end = Delimiters(ending)
         self.to_close = Delimiters([*_first("close", self.close), *self._hard])
@@ -121,12 +120,12 @@ class CompiledCalls:
         self.in_braces = Delimiters([("quote", self.quote), *brackets, *self._hard])
         begins = self.another or ((b"{",) if self.style is Style.JSON_CALL else ())
         section = [*_first("closed", self.section_close), *_first("open", begins)]
-        section += [("reopened", piece) for piece in self.section_open[:1] if unforgeable(piece)]
+        section += [one for one in _first("reopened", self.section_open) if unforgeable(one[1])]
         self.in_section = Delimiters([*section, *stops])
         self.value_ends = functools.lru_cache(maxsize=1000)(self._value_ends)
 
     def _value_ends(self, declared: frozenset[str]) -> Delimiters:
-        """What may end a value, including the openings of other arguments that the tool declares."""
+        """What may end a value, also the openings of the tool's other arguments."""
         opening, after = b" ".join(self.key_open), self.value_opens[0].pieces[0]
         kinds = [("value", self.value_close[0]), *(("finish", some[0]) for some in self.certain_ends)]
         kinds += [(f"key {key}", opening + key.encode("utf-8", "replace") + after) for key in declared]
@@ -136,34 +135,29 @@ class CompiledCalls:
 def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpening]:
     texts = [(grammar.string_open, True), (grammar.value_open, False)]
     texts += [(text, False) for _, text in grammar.typed_opens]
+    openings: list[tuple[bytes, bool | None]]
     openings = [(marked.scaffold(text), is_string) for text, is_string in texts if text]
-    ways = [ValueOpening(parts(text), text[len(text.rstrip()) :], is_string) for text, is_string in openings]
-    if len(ways) == 1:  # one opening for all values says nothing about their type
-        ways = [ways[0]._replace(is_string=True if grammar.others is Value.BARE else None)]
-    return ways
+    if len(openings) == 1:  # one opening for all values says nothing about their type
+        openings = [(openings[0][0], True if grammar.others is Value.BARE else None)]
+    return [ValueOpening(parts(text), text[len(text.rstrip()) :], is_string) for text, is_string in openings]
 
 
 class CompiledChannels:
     def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
         of, self.channels = marked.scaffold, channels
-        self.start, self.channel, self.call_end = (
-            of(channels.start),
-            of(channels.channel),
-            of(channels.call_end),
-        )
-        begins, stopping = ("start", self.start), [("stop", stop) for stop in stops]
+        self.start, self.channel, self.call_end = map(of, (channels.start, channels.channel, channels.call_end))
+        stopping = [("stop", stop) for stop in stops]
         closing = [("end", of(channels.end)), *stopping, ("end", self.call_end)]
-        self.to_stop, self.to_close = Delimiters(stopping), Delimiters(closing)
-        self.in_body = Delimiters([*closing, begins])
-        self.in_header = Delimiters([*closing, begins, ("message", of(channels.message))])
+        in_body = [*closing, ("start", self.start)]
+        self.to_stop, self.to_close, self.in_body = map(Delimiters, (stopping, closing, in_body))
+        self.in_header = Delimiters([*in_body, ("message", of(channels.message))])
 
 
 class Compiled:
-    """A turn's grammar for one vocabulary. Immutable."""
+    """A turn's grammar for one vocabulary."""
 
     def __init__(self, grammar: TurnGrammar, marked: MarkedBytes, stops: Iterable[int]) -> None:
-        self.grammar = grammar
-        self.marked = marked
+        self.grammar, self.marked = grammar, marked
         self.stops = {mark(index): index for index in stops}
         frame, channels = grammar.reasoning, grammar.channels
         self.reasoning = CompiledFrame(frame if frame is not None and frame.close else Frame(), marked)
@@ -189,19 +183,19 @@ class Compiled:
     @computed
     def dialects(self) -> dict[str, CompiledCalls]:
         """The calls of each dialect that has delimiters."""
-        grammars = {name: one.calls for name, one in DIALECTS.items() if one.calls}
-        compiled = {name: CompiledCalls(one, self.marked, self.stops) for name, one in grammars.items()}
-        return {name: one for name, one in compiled.items() if one.openers}
+        calls = ((name, dialect.calls) for name, dialect in DIALECTS.items() if dialect.calls)
+        compiled = ((name, CompiledCalls(grammar, self.marked, self.stops)) for name, grammar in calls)
+        return {name: dialect for name, dialect in compiled if dialect.openers}
 
     @computed
     def reasoning_close(self) -> bytes:
-        """The first tag of what closes reasoning; empty if the grammar has none."""
+        """The first tag of what closes reasoning, if anything does."""
         channels = self.grammar.channels
         close = self.reasoning.close or (self.marked.scaffold(channels.end) if channels else b"")
-        return tags(close)[0][0] if tags(close) else close
+        return next((tag[0] for tag in tags(close)), close)
 
     def prompt_bytes(self, ids: Sequence[int] | Ids, name: str = "prompt_ids") -> bytes:
-        """The end of a prompt, from the head of its open turn on. Raises InputError."""
+        """The end of a prompt, with at least its open turn. Raises InputError."""
         count = 16
         while True:
             tail, _ = self.marked.spelled(check_last(ids, name, count), 0)
@@ -211,7 +205,7 @@ class Compiled:
             count *= 8
 
     def prefix(self, prompt: bytes) -> bytes:
-        """The part of the turn after its head that the prompt wrote; empty if the turn has ended."""
+        """What the prompt wrote of the turn after its head; empty if the turn has ended."""
         at = prompt.rfind(self.head) if self.head else -1
         prefix = prompt[at + len(self.head) :] if at >= 0 else b""
         return b"" if any(stop in prefix for stop in self.stops) else prefix

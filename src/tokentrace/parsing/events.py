@@ -28,10 +28,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallNamed:
-    """The name of a call, and its id where the format writes one before the arguments.
-
-    Comes before the arguments, whatever the order in the completion.
-    """
+    """The name of a call, always before its arguments, and its id where the format writes one before them."""
 
     index: int
     name: str

@@ -1,4 +1,4 @@
-"""Completions as bytes in which control tokens cannot be mistaken for text.
+"""Completions as bytes in which no text can be mistaken for a control token.
 
 A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one. Ordinary tokens are
 the bytes they spell, a lone FF as FE: both decode to U+FFFD.
@@ -20,7 +20,7 @@ _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
 _TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _UNKNOWN: Final = "\ufffd".encode()
 _FEW: Final = 128
-"""Up to this many tokens are looked up one by one; more are taken from a table."""
+"""Up to this many tokens are looked up one by one, without the table."""
 
 
 def mark(index: int) -> bytes:
@@ -48,7 +48,7 @@ class MarkedBytes:
         return self._bytes[start : start + self._lengths[index]].tobytes()
 
     def _table(self, ids: npt.NDArray[Any]) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """Tokens as bytes, and where each begins, without a loop over tokens."""
+        """Tokens as bytes, and where each begins, without a loop."""
         unknown = np.uint64(len(self._starts) - 1)
         index = np.minimum(ids.astype(np.uint64), unknown).view(np.int64)  # negative ids become large
         lengths = self._lengths.take(index)
@@ -95,17 +95,17 @@ class MarkedBytes:
 
 
 def tags(data: bytes) -> list[re.Match[bytes]]:
-    """The control tokens in marked bytes and the tags spelled out in them, in order."""
+    """The control tokens and spelled-out tags in marked bytes, in order."""
     return list(_TAG.finditer(data))
 
 
 def unforgeable(piece: bytes) -> bool:
-    """True if marked bytes hold a control token, so that text cannot spell them."""
+    """True for marked bytes with a control token, which no text can spell."""
     return 0xFF in piece
 
 
 def pieces(data: bytes) -> tuple[bytes, ...]:
-    """The pieces of a delimiter, without the white space in and around it.
+    """The words of a delimiter.
 
     Control tokens that begin a word are a piece by themselves, but not in a tag (``</｜DSML｜invoke>``).
     """

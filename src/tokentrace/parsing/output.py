@@ -18,7 +18,7 @@ from .values import Tools, read_json
 
 _to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which JSON can escape, but no text can contain."""
+"""Halves of surrogate pairs, which JSON can escape, but no text can contain."""
 
 
 @dataclass(slots=True)
@@ -28,20 +28,20 @@ class OpenCall:
     start: int
     name: str | None = None
     id: str | None = None
-    space: tuple[int, int] | None = None
-    """White space before a call without delimiters: content once the call is certain."""
+    space: tuple[int, int] = (0, 0)
+    """White space before a call without delimiters: content if it is a call."""
     announced: bool = False
     named: bool = False
-    """True once its name was reported; arguments wait for that."""
+    """True once the name was reported. Arguments wait for that."""
     late_id: bool = False
     texts: list[str] = field(default_factory=list)
-    """Its arguments as JSON."""
+    """Arguments as JSON."""
     values: dict[str, Any] | None = None
-    """Its arguments, where the format does not write them as JSON."""
+    """Arguments, if the format does not write JSON."""
     raw_values: dict[str, str] = field(default_factory=dict)
     takes_json: bool = True
     ragged: bool = False
-    """True if its contents did not show where it ends."""
+    """True if its contents do not show where it ends."""
     closing: str = ""
     """What the grammar writes between its arguments and its closing delimiter."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
@@ -59,16 +59,15 @@ class OpenCall:
         self.fail(problem, status)
 
     def announce(self) -> None:
-        """Report that this is certain to be a call."""
-        if self.space is not None:
-            self.output.content(*self.space)
+        """Report that this is surely a call."""
+        self.output.content(*self.space)
         self.output.end_text()
         self.announced = True
         self.output.events.append(CallStarted(self.index))
         self.set_name(None)
 
     def set_name(self, name: str | None, call_id: str | None = None) -> None:
-        """Report the name once it is certain, and the arguments that have been waiting for it."""
+        """Report the name once it is certain, and the arguments that waited for it."""
         if call_id and not self.id:
             self.id, self.late_id = _SURROGATE.sub("\ufffd", call_id), self.named
         self.name = self.name or _SURROGATE.sub("\ufffd", name or "") or None
@@ -90,7 +89,7 @@ class OpenCall:
         self.add_arguments(f"{', ' if self.texts else '{'}{_to_json(key)}: ")
 
     def add_value(self, key: str, value: Any, *, reported: bool = False) -> None:
-        """Add the value of an argument; `reported` if its text was reported as it arrived."""
+        """Add an argument's value, perhaps `reported` as it arrived."""
         self.values = self.values or {}
         if key in self.values:
             self.fail(f"the argument {key!r} is given twice", CallStatus.DUPLICATE_ARGUMENT, lenient=True)
@@ -108,43 +107,32 @@ class OpenCall:
         self.add_arguments(_to_json(values))
 
     def finish(self, stop: int) -> None:
-        """End the call, well-formed or not. Leaves out a call that the prompt wrote to its end."""
-        output = self.output
-        if not output.starts and not output.reader.ended:
+        """End the call, well-formed or not. Leave out a call that the prompt wrote to its end."""
+        output, reader = self.output, self.output.reader
+        if not output.starts and not reader.ended:
             output.events.clear()
             return
         if self.name is None:
             self.fail("the call has no name", CallStatus.MISSING_NAME)
         elif not output.tools.knows(self.name):
             self.fail(f"there is no tool {self.name!r}", CallStatus.UNKNOWN_TOOL)
-        text, raw = "".join(self.texts), output.reader.text(max(self.start, output.base), stop)
+        index, start, before = self.index, self.start, output.stop
+        text, span = "".join(self.texts), output.span(start, stop)
+        raw = reader.text(max(start, output.base), stop)
         values = self.values if self.values is not None else self._read_arguments(text)
         statuses = [status for status in CallStatus if status in self.problems]
-        problem, span = self.problems[statuses[0]] if statuses else "", output.span(self.start, stop)
+        problem = self.problems[statuses[0]] if statuses else ""
         counted = self.severe if output.lenient else self.problems
         status = next((status for status in statuses if status in counted), CallStatus.OK)
         call = ParsedToolCall(
-            self.index,
-            self.name,
-            values,
-            text,
-            self.id,
-            status,
-            problem,
-            raw,
-            self.raw_values,
-            span,
-            self.late_id,
+            index, self.name, values, text, self.id, status, problem, raw, self.raw_values, span, self.late_id
         )
-        between = (
-            output.reader.text(output.stop, self.start) if output.base <= output.stop <= self.start else ""
-        )
+        between = reader.text(before, start) if output.base <= before <= start else ""
         lead = between if between.isspace() else ""
         output.calls.append(call)
         output.stop = stop
-        part = ParsedPart(PartKind.TOOL_CALL, raw, span, self.index, lead)
-        output.placed.append(Placed(part, self.start, stop, call))
-        output.events.append(CallFinished(self.index, call, lead))
+        output.placed.append(Placed(ParsedPart(PartKind.TOOL_CALL, raw, span, index, lead), start, stop, call))
+        output.events.append(CallFinished(index, call, lead))
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:
         keys: list[str] = []
@@ -168,7 +156,7 @@ class OpenCall:
 
 
 class ArgumentsText(Report):
-    """Reports bytes of a call's arguments; with `quoted`, as text of a JSON string."""
+    """Reports bytes of a call's arguments, perhaps `quoted` as in a JSON string."""
 
     def __init__(self, call: OpenCall, *, quoted: bool = False) -> None:
         super().__init__(call.output.reader)
@@ -179,7 +167,7 @@ class ArgumentsText(Report):
 
 
 class Text(Report):
-    """Reports reasoning or content. Each stretch of it is a part."""
+    """Reports reasoning or content. Each stretch is a part."""
 
     def __init__(self, output: Output, kind: PartKind) -> None:
         super().__init__(output.reader)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..errors import InputError
+from ..study.reading import leading
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
 from .calls import CallParser, count_attempts, find_attempts
@@ -11,14 +12,14 @@ from .compiled import Compiled
 from .events import Done, Event, events_of
 from .output import Output, Placed
 from .reader import Match, Reader, Reading
-from .response import CallStatus, Finish, ParsedResponse, PartKind, TokenRange
+from .response import Finish, ParsedResponse, PartKind, TokenRange
 from .values import Tools
 
 
 class TurnParser:
-    """Reads a turn from its head on. The part that the prompt wrote comes first and is not reported.
+    """Reads a turn from its head on, without reporting what the prompt wrote.
 
-    Unless the prompt is known (`prompted`), the template's is assumed, and a completion may open reasoning again.
+    Unless the prompt is known (`prompted`), it is the template's, and a completion may open reasoning again.
     """
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
@@ -27,7 +28,7 @@ class TurnParser:
         self.calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Match | None]:
-        """Read the whole turn. Returns its stop token, or None if the completion ends without one."""
+        """Read the whole turn; return its stop token, if any."""
         compiled, reader, output, calls = self.compiled, self.reader, self.output, self.calls
         yield from reader.skip(compiled.head_trail)
         yield from self._begin()
@@ -63,8 +64,8 @@ class TurnParser:
         elif not answered:
             frame = compiled.grammar.content
             output.end_text()
-            texts = [one.part.text for one in output.placed if one.part.kind is PartKind.CONTENT]
-            opening = "" if self.opened or "".join(texts).strip() else f"{frame.open}{frame.lead}"
+            texts = (one.part.text for one in output.placed if one.part.kind is PartKind.CONTENT)
+            opening = "" if self.opened or any(map(str.strip, texts)) else frame.open + frame.lead
             output.missing.append(f"{opening}{frame.trail}{frame.close}{frame.after if frame.close else ''}")
         return match
 
@@ -77,20 +78,20 @@ class TurnParser:
 
     def _begin(self) -> Reading[None]:
         reader, frame, output = self.reader, self.compiled.reasoning, self.output
-        output.enter(PartKind.CONTENT, reader.at)
         if frame.close:
             at = yield from reader.past_space()
             opens = bool(frame.open) and (yield from reader.sees(frame.open, at))
             if opens or (yield from reader.sees(frame.close, at)):
+                output.enter(PartKind.CONTENT, reader.at)
                 output.content(reader.at, at)
                 output.end_text()
                 output.enter(PartKind.REASONING, at)
                 reader.at = at + len(frame.open if opens else frame.close)
                 if opens:
                     yield from self._reasoning()
-                    return
-                yield from reader.skip(self.compiled.after_empty)
-                output.enter(PartKind.CONTENT, reader.at)
+                else:
+                    yield from self._open_content(self.compiled.after_empty)
+                return
         yield from self._open_content()
 
     def _reasoning(self) -> Reading[None]:
@@ -98,7 +99,7 @@ class TurnParser:
         frame, by_prompt = compiled.reasoning, reader.at <= output.base
         yield from reader.skip(frame.lead)
         if by_prompt and not self.prompted:
-            if frame.open and (yield from reader.skip(frame.open)):
+            if (yield from reader.skip(frame.open)):
                 yield from reader.skip(frame.lead)
             if frame.lead and (yield from reader.sees(frame.lead + frame.trail + frame.close)):
                 reader.at += len(frame.lead)
@@ -111,22 +112,22 @@ class TurnParser:
             output.missing += [f"{text.trail}{text.close}{after}"] if match is None else []
             return
         reader.at = match.stop
-        yield from reader.skip(compiled.after_empty if match.text == start else frame.after)
-        output.enter(PartKind.CONTENT, reader.at)
-        yield from self._open_content()
+        yield from self._open_content(compiled.after_empty if match.text == start else frame.after)
 
-    def _open_content(self) -> Reading[None]:
-        frame = self.compiled.content
-        if frame.open and (yield from self.reader.skip(frame.open)):
+    def _open_content(self, before: bytes = b"") -> Reading[None]:
+        reader, frame = self.reader, self.compiled.content
+        yield from reader.skip(before)
+        self.output.enter(PartKind.CONTENT, reader.at)
+        if (yield from reader.skip(frame.open)):
             self.opened = True
-            yield from self.reader.skip(frame.lead)
+            yield from reader.skip(frame.lead)
 
 
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    Events are never taken back, and add up to the same result for any chunks. With ``calls="lenient"`` all events
-    come from `finish`, because only then is it certain which text is a call.
+    Events are never taken back, and add up to the same for any chunks. With ``calls="lenient"`` all come from
+    `finish`: only then is it certain which text is a call.
     """
 
     def __init__(
@@ -148,9 +149,9 @@ class StreamingParser:
         self._resume()
 
     def feed(self, ids: Sequence[int] | Ids) -> list[Event]:
-        """Take more ids; return the events that have become certain.
+        """Take more ids; return the events that became certain.
 
-        Raises InputError if one is not a token id, or after `finish`, and then takes none of them.
+        Raises InputError, and takes none, if one is not a token id, or after `finish`.
         """
         if self._response is not None:
             raise InputError("the completion has ended (finish, response): make another parser for other ids")
@@ -179,18 +180,18 @@ class StreamingParser:
         """End the completion: the remaining events, and `Done`."""
         if self._response is not None:
             return []
-        self._reader.ended = True
+        output, self._reader.ended = self._output, True
         self._resume()
-        attempts = find_attempts(self._compiled, self._output)
-        if not self._lenient:
-            self._response = self._read_response(self._output.placed, attempts)
-            return [*self._output.events, Done(self._response)]
-        self._response = self._read_response(count_attempts(self._output, attempts), [])
-        return [*events_of(self._response), Done(self._response)]
+        attempts = find_attempts(self._compiled, output)
+        if self._lenient:
+            self._response = self._read_response(count_attempts(output, attempts), [])
+            return [*events_of(self._response), Done(self._response)]
+        self._response = self._read_response(output.placed, attempts)
+        return [*output.events, Done(self._response)]
 
     @property
     def response(self) -> ParsedResponse:
-        """The whole completion. Ends it if it has not ended yet."""
+        """The whole completion, which this ends."""
         self.finish()
         assert self._response is not None
         return self._response
@@ -212,7 +213,7 @@ class StreamingParser:
         stop = self._compiled.stops.get(bytes(data[match.start : match.stop])) if match else None
         end = output.span(match.start, match.stop).stop if match else count
         closing = "".join(output.missing)
-        space = closing[: len(closing) - len(closing.lstrip())].encode()
+        space = leading(closing).encode()
         parts, calls = [one.part for one in placed], [one.call for one in placed if one.call is not None]
         texts = {kind: "".join(part.text for part in parts if part.kind is kind) for kind in PartKind}
         return ParsedResponse(
@@ -227,7 +228,7 @@ class StreamingParser:
             attempts=[one.call for one in attempts if one.call is not None],
             closing=closing[next((n for n in range(len(space), 0, -1) if data.endswith(space[:n])), 0) :],
             regions=output.regions(),
-            answer=output.answer() if any(call.status is not CallStatus.OK for call in calls) else "",
+            answer="" if all(call.ok for call in calls) else output.answer(),
         )
 
 

@@ -13,7 +13,7 @@ from ..formats.grammar import TurnGrammar
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
-from .response import CallStatus, ParsedResponse, ParsedToolCall
+from .response import ParsedResponse, ParsedToolCall
 
 
 class UnreadableKind(StrEnum):
@@ -25,7 +25,7 @@ class UnreadableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A field that parsing does not give back; ``tool_calls`` means all calls of a message."""
+    """A field that parsing does not give back; ``tool_calls`` are all calls of a message."""
 
     message: int
     field: str
@@ -39,14 +39,14 @@ def find_unreadable(
 ) -> Iterator[Unreadable]:
     """The fields of an assistant message that are not read back from its `turns`.
 
-    There are several if the template writes tool results inside the message's turn.
+    It has several if the template writes tool results inside its turn.
     """
     calls = message.get("tool_calls") or ()
     parsed_calls = [call for turn in turns for call in turn.tool_calls]
     name = next((name for name in REASONING_FIELDS if message.get(name)), "reasoning_content")
-    content = "".join(text for _, text in texts_of(message))
+    content, reasoning = "".join(text for _, text in texts_of(message)), message.get(name) or ""
     fields: list[tuple[str, Any, Any]] = [
-        (name, message.get(name) or "", "".join(turn.reasoning_content or "" for turn in turns)),
+        (name, reasoning, "".join(turn.reasoning_content or "" for turn in turns)),
         ("content", content, "".join(turn.content for turn in turns)),
     ]
     if len(calls) != len(parsed_calls):
@@ -59,7 +59,7 @@ def find_unreadable(
         if not _same(expected, actual):
             dropped = not actual or actual is _NOTHING
             kind = UnreadableKind.DROPPED if dropped else UnreadableKind.CHANGED
-            yield Unreadable(index, field, kind, _both(expected, actual))
+            yield Unreadable(index, field, kind, _why(expected, actual))
 
 
 _NOTHING: Final = object()
@@ -75,12 +75,12 @@ def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) ->
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-    readable = parsed.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
-    if not readable or not isinstance(arguments, Mapping) or parsed.arguments is None:
+    actual = parsed.arguments if parsed.status.runnable else None
+    if actual is None or not isinstance(arguments, Mapping):
         yield field, arguments, parsed
         return
-    for key in dict.fromkeys([*arguments, *parsed.arguments]):
-        yield f"{field}.{key}", arguments.get(key, _NOTHING), parsed.arguments.get(key, _NOTHING)
+    for key in dict.fromkeys([*arguments, *actual]):
+        yield f"{field}.{key}", arguments.get(key, _NOTHING), actual.get(key, _NOTHING)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -93,15 +93,14 @@ def _same(one: Any, other: Any) -> bool:
     return kinds[0] == kinds[1] and (one == other or repr(one) == repr(other))
 
 
-def _both(expected: Any, actual: Any) -> str:
+def _why(expected: Any, actual: Any) -> str:
     if isinstance(expected, str) and isinstance(actual, str):
         start = max(0, common_prefix(expected, actual) - 8)
-        looks_alike = unicodedata.normalize("NFC", expected) == actual
-        expected, actual = (text[start : start + 40] for text in (expected, actual))
-        return f"{expected!a} is read as {actual!a}" if looks_alike else f"{expected!r} is read as {actual!r}"
-    if isinstance(actual, ParsedToolCall):
-        return f"{_short(expected)} is read as a call that is {actual.status}: {actual.problem}"
-    return f"{_short(expected)} is read as {_short(actual)}"
+        form = ascii if unicodedata.normalize("NFC", expected) == actual else repr  # where they look alike
+        return " is read as ".join(form(text[start : start + 40]) for text in (expected, actual))
+    is_call = isinstance(actual, ParsedToolCall)
+    outcome = f"a call that is {actual.status}: {actual.problem}" if is_call else _short(actual)
+    return f"{_short(expected)} is read as {outcome}"
 
 
 def _short(value: Any) -> str:
@@ -115,14 +114,12 @@ MISREAD: Final = "the parser does not read back everything that the template wri
 def misread_parts(rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[str]:
     """The fields of a probe's answer that the parser reads differently from the trace."""
     spans = [(text, origin.path) for text, _, origin in rendering.spans() if origin and origin.message == 1]
-    content = "".join(text for text, path in spans if path[:1] == ("content",))
-    reasoning = "".join(text for text, path in spans if path and path[0] in REASONING_FIELDS)
     if grammar.channels is None:  # with channels, a template may write content as reasoning
-        if parsed.content != content:
+        if parsed.content != "".join(text for text, path in spans if path[:1] == ("content",)):
             yield "content"
-        if (grammar.reasoning is not None or not grammar.notes) and (
-            parsed.reasoning_content or ""
-        ) != reasoning:
+        reasoning = "".join(text for text, path in spans if path and path[0] in REASONING_FIELDS)
+        is_read = (parsed.reasoning_content or "") == reasoning
+        if not is_read and (grammar.reasoning is not None or not grammar.notes):
             yield "reasoning"
     calls = {path[1] for _, path in spans if path[:1] == ("tool_calls",) and path[-1] in ("name", "id")}
     if not len(parsed.calls) == len(parsed.tool_calls) == len(calls):

@@ -1,4 +1,4 @@
-"""Reading bytes that arrive piece by piece: a parser is a generator that yields where it needs more.
+"""Reading bytes piece by piece: a parser is a generator that yields where it needs more.
 
 It reports only what is certain, and looks at every byte a bounded number of times.
 """
@@ -17,9 +17,11 @@ from .marked import MarkedBytes
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A part of a parser: yields while it waits for more bytes, and returns a result."""
+"""A part of a parser: yields to wait for bytes, and returns a result."""
 Pieces = tuple[bytes, ...]
-"""A delimiter: any white space may stand between its pieces."""
+"""A delimiter: any white space may be between its pieces."""
+Kinds = list[tuple[str, bytes]]
+"""Delimiters, each after its kind."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
 _REMEMBERED: Final = 20_000
@@ -27,7 +29,7 @@ _SPACES: Final = re.compile(rb"\s*")
 
 
 class Report:
-    """Receives text once it is certain: bytes of the reader by their place, or decoded (`put`)."""
+    """Receives certain text: bytes of the reader by their place, or decoded (`put`)."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -53,7 +55,7 @@ class Match(NamedTuple):
 
 
 Plain = tuple[str, bytes] | None
-"""The text of a token, and the bytes at its end that may begin a delimiter; None if the parser has to read it."""
+"""A token's text, and its last bytes if they may begin a delimiter; None if the parser must read it."""
 
 
 def _plain(piece: bytes, stop: int) -> Plain:
@@ -64,15 +66,12 @@ def _plain(piece: bytes, stop: int) -> Plain:
 
 
 class Delimiters:
-    """Delimiters to look for, each with a kind, and white space before it (`pads`)."""
+    """Delimiters to look for. `pads` is the white space before them, by kind."""
 
-    def __init__(
-        self, delimiters: Iterable[tuple[str, bytes]], pads: Mapping[str, bytes] | None = None
-    ) -> None:
-        self.kinds: dict[bytes, str] = {}
-        for kind, delimiter in delimiters:
-            if delimiter:
-                self.kinds.setdefault(delimiter, kind)
+    def __init__(self, kinds: Kinds, pads: Mapping[str, bytes] | None = None) -> None:
+        self.kinds = {
+            delimiter: kind for kind, delimiter in reversed(kinds) if delimiter
+        }  # the first kind counts
         self.pads = pads or {}
         ordered = sorted(self.kinds, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
@@ -88,7 +87,7 @@ class Delimiters:
         return None if special else _plain(piece, self.pending(piece, 0))
 
     def pending(self, data: bytes | bytearray, start: int) -> int:
-        """Where a delimiter that has not fully arrived may begin; the end of the data if nowhere."""
+        """Where an incomplete delimiter may begin; the end of the data if nowhere."""
         if not data or data[-1] not in self._last_bytes:  # the usual case
             return len(data)
         match = self._pending.search(data, max(start, len(data) - self.longest))
@@ -97,7 +96,7 @@ class Delimiters:
 
 @dataclass(frozen=True, eq=False)
 class Notation:
-    """How brackets and strings are written. `strict`: any control token outside of strings is an error.
+    """How brackets and strings are written. If `strict`, control tokens outside of strings are errors.
 
     `outside` finds brackets, quotes, and what is not allowed; `strings` match, by quote, what a string contains.
     """
@@ -109,7 +108,7 @@ class Notation:
     strict: bool = False
 
     def next(self, quote: int, data: bytes | bytearray, at: int) -> int:
-        """Where the next byte that matters is, inside a string with a quote or outside of strings (0)."""
+        """Where the next byte that matters is, in a string with this quote or outside of strings (0)."""
         if quote:
             match = self.strings[quote].match(data, at)
             return match.end() if match else at
@@ -124,15 +123,13 @@ def _plain_in(notation: Notation, quote: int, piece: bytes) -> Plain:
 
 
 class Reader:
-    """Bytes that have arrived, and how far they were read (`at`) and reported."""
+    """The bytes that arrived, and how far they were read (`at`) and reported."""
 
     def __init__(self, marked: MarkedBytes, data: bytes = b"", *, ended: bool = False) -> None:
-        self.marked = marked
-        self.data = bytearray(data)
+        self.marked, self.data, self.ended = marked, bytearray(data), ended
         self.base = len(data)
         """Where the completion begins, after what the prompt wrote."""
         self.at = self.reported = 0
-        self.ended = ended
         self.plain: Callable[[bytes], Plain] | None = None
         """While the parser waits: reads tokens that need not resume it. Their text goes to `report`."""
         self.report, self.pending = Report(self), b""
@@ -152,7 +149,7 @@ class Reader:
             yield
 
     def sees_all(self, pieces: Pieces, at: int | None = None) -> Reading[int | None]:
-        """Where the delimiter at a position ends; None if it is not there."""
+        """Where the delimiter at a position ends; None if there is none."""
         at = self.at if at is None else at
         for piece in pieces:
             at = yield from self.past_space(at)
@@ -185,7 +182,7 @@ class Reader:
         return self.past(_SPACES, at)
 
     def past(self, pattern: re.Pattern[bytes], at: int | None = None) -> Reading[int]:
-        """The first position after bytes that match a pattern, which may arrive in several pieces."""
+        """The end of bytes that match a pattern, perhaps in several pieces."""
         at = self.at if at is None else at
         while True:
             match = pattern.match(self.data, at)
@@ -238,12 +235,10 @@ class Reader:
         if report is not None and self.reported >= self.base and not report.decoder.buffer:
             self.plain, self.report, self.pending = plain, report, bytes(self.data[self.reported :])
 
-    def enclosed(
-        self, notation: Notation, ends: Iterable[Pieces], report: Report | None = None
-    ) -> Reading[bool]:
+    def enclosed(self, notation: Notation, ends: list[Pieces], report: Report | None = None) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; True if it is closed.
 
-        Stops at one of `ends`, and at anything the notation does not allow.
+        Stops at one of `ends`, and at what the notation does not allow.
         """
         data, at = self.data, self.at
         self.reported, quote, depth = at, 0, 0

@@ -9,11 +9,11 @@ from ..showing import ShowsItself
 
 
 class CallStatus(StrEnum):
-    """The outcome of a call. Of several problems, the first in this order counts."""
+    """A call's outcome. Of several problems, the first in this order counts."""
 
     OK = "ok"
     TRUNCATED = "truncated"
-    """The completion ended inside the call, with no stop token."""
+    """The completion ended inside the call, without a stop token."""
     UNCLOSED = "unclosed"
     """The turn went on, or ended, before the call was closed."""
     MISSING_NAME = "missing_name"
@@ -23,6 +23,11 @@ class CallStatus(StrEnum):
     """An argument appears twice; the last one counts."""
     UNKNOWN_TOOL = "unknown_tool"
     """Tools are declared, but none has this name."""
+
+    @property
+    def runnable(self) -> bool:
+        """True for calls that servers pass on to an agent."""
+        return self in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
 
 
 class CallReading(StrEnum):
@@ -40,7 +45,7 @@ class Finish(StrEnum):
 
 
 class PartKind(StrEnum):
-    """What a stretch of a completion is. Only regions are of kind STOP."""
+    """What a stretch of a completion is. Only regions can be STOP."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -69,7 +74,7 @@ class ParsedToolCall:
     index: int
     name: str | None
     arguments: dict[str, Any] | None
-    """The arguments as values; None if they cannot be read."""
+    """None if they cannot be read."""
     arguments_text: str
     """The arguments as JSON: verbatim if the model wrote JSON, else built from its values."""
     id: str | None
@@ -79,10 +84,10 @@ class ParsedToolCall:
     raw: str
     """The call verbatim, delimiters included."""
     raw_arguments: dict[str, str]
-    """The verbatim text of each value, in formats that write arguments one by one."""
+    """The verbatim text of each value, if the format writes arguments one by one."""
     span: TokenRange
     late_id: bool = field(default=False, compare=False)
-    """True if its id came after its name and arguments, too late for a stream."""
+    """True if the id came after name and arguments, too late for a stream."""
 
     @property
     def ok(self) -> bool:
@@ -91,7 +96,7 @@ class ParsedToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPart:
-    """A stretch of a completion; `span` are the tokens that its text touches."""
+    """A stretch of a completion; `span` are the tokens its text touches."""
 
     kind: PartKind
     text: str
@@ -112,21 +117,21 @@ class ParsedResponse(ShowsItself):
     finish: Finish
     stop_token: int | None
     open: PartKind | None
-    """What the completion ends inside: reasoning or a call that is not closed."""
+    """The reasoning or call that the completion ends inside."""
     parts: list[ParsedPart] = field(default_factory=list)
     unread: TokenRange | None = None
-    """Tokens after the stop token, which no engine should return."""
+    """Tokens after the stop token. No engine should return any."""
     attempts: list[ParsedToolCall] = field(default_factory=list)
-    """Well-formed calls outside their place, which are also content or reasoning here, each MALFORMED.
+    """Well-formed calls outside their place. Here they are content or reasoning, and MALFORMED.
 
     vLLM or SGLang would run them; ``calls="lenient"`` counts them as calls.
     """
     closing: str = field(default="", compare=False)
-    """What would close a completion that was cut off, before its stop token."""
+    """What would close a cut-off completion, before its stop token."""
     regions: list[Region] = field(default_factory=list, compare=False)
-    """The kind of every token, delimiters included, up to the stop token."""
+    """The kinds of all tokens, delimiters included, up to the stop token."""
     answer: str = field(default="", compare=False)
-    """If a call is not well-formed: content and calls as written, with what is around calls."""
+    """If a call is not well-formed: content, calls and what is around them, as written."""
 
     @property
     def calls(self) -> list[ParsedToolCall]:
@@ -141,7 +146,7 @@ class ParsedResponse(ShowsItself):
         return "tool_calls" if self.calls else "stop"
 
     def span(self, kind: PartKind | str) -> TokenRange | None:
-        """The tokens from the first part of a kind to the last; None if there is none."""
+        """The tokens from the first part of a kind to the last, if any."""
         spans = [part.span for part in self.parts if part.kind == kind]
         return TokenRange(spans[0].start, spans[-1].stop) if spans else None
 
@@ -149,12 +154,12 @@ class ParsedResponse(ShowsItself):
         """An assistant message in OpenAI's shape. Rendered after its history, it gives the completion's tokens.
 
         Arguments are JSON text, as the model wrote them. Calls that cannot be run or repeat an argument stay text
-        in the content, with their wrapper if none can be run. `call_id` makes ids for calls without one; by
-        default nine letters and digits, as Mistral's templates require.
+        in the content, with their wrapper if none can be run. `call_id` makes missing ids: by default nine
+        letters and digits, as Mistral's templates require.
         """
         calls = {}
         for call in self.tool_calls:
-            if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) and call.arguments is not None:
+            if call.status.runnable and call.arguments is not None:
                 function = {"name": call.name, "arguments": call.arguments_text}
                 name = call.id or (call_id or "call{:05}".format)(call.index)
                 calls[call.index] = {"id": name, "type": "function", "function": function}

@@ -2,7 +2,7 @@
 
 The first rule that applies counts:
 
-1. Only strings are allowed: the text, which can be passed on as it arrives.
+1. Only strings are allowed: the text, as it arrives.
 2. The text spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 where only integers are.
 3. Strings are allowed, or the schema says nothing: the text.
 4. Otherwise: the value it spells; null for empty text, if allowed; else the text, uncertain.
@@ -37,14 +37,14 @@ JSON_SPACE: Final = " \t\n\r"
 
 def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
     """The value of a bare text, and whether that is certain. Never raises."""
-    types = None if schema is None else schema.types
-    text_allowed = types is None or "string" in types
     if schema is not None and schema.only_text:
         return text, True
+    types, stripped = None if schema is None else schema.types, text.strip(JSON_SPACE)
+    text_allowed = types is None or "string" in types
     try:
-        value = _spelled(text.strip(JSON_SPACE), types)
+        value = _spelled(stripped, types)
     except ValueError:
-        is_null = not text_allowed and "null" in (types or ()) and not text.strip(JSON_SPACE)
+        is_null = not (text_allowed or stripped) and "null" in (types or ())
         return (None, True) if is_null else (text, text_allowed)
     if isinstance(value, float) and types is not None and "number" not in types:
         value = int(value) if "integer" in types and value.is_integer() and abs(value) < _EXACT else value
@@ -94,7 +94,7 @@ _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
 class Schema:
-    """The schema of one value. Accepts anything and never raises."""
+    """The schema of one value: anything. Never raises."""
 
     def __init__(self, node: Any, root: Any = None) -> None:
         self._node, self._root = node, node if root is None else root
@@ -116,11 +116,11 @@ class Schema:
         return frozenset(key for some in declared for key in some if isinstance(key, str))
 
     def items(self) -> Schema | None:
-        """The schema of an array's items; None if this schema does not say."""
+        """The schema of an array's items, if stated."""
         return self._combined(node.get("items") for node in self._nodes() if "prefixItems" not in node)
 
     def property(self, key: str) -> Schema | None:
-        """The schema of a property, declared or not; None if this schema does not say."""
+        """The schema of a property, declared or not, if stated."""
         stated: list[Any] = []
         for node in self._nodes():
             properties, undeclared = node.get("properties"), node.get("additionalProperties")
@@ -135,7 +135,7 @@ class Schema:
         return Schema({"anyOf": stated}, self._root) if stated else None
 
     def _nodes(self) -> Iterator[Mapping[Any, Any]]:
-        """This schema and all others that it applies to the same value, each once."""
+        """This schema, then each other that it applies to the same value."""
         pending, seen = [self._node], set[int]()
         while pending:
             node = pending.pop()
@@ -146,7 +146,7 @@ class Schema:
 
 
 def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
-    """The types a schema allows. `memo` ends cycles, and every node is read once."""
+    """The types a schema allows. With `memo`, cycles end, and every node is read once."""
     if not isinstance(node, Mapping) or id(node) in memo:
         return memo.get(id(node))
     memo[id(node)] = None
@@ -160,10 +160,10 @@ def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
     statements = [_types(other, root, memo) for other in _joined(node, root)]
     for word in ("anyOf", "oneOf"):
         branches = [_types(branch, root, memo) for branch in _entries(node, word)]
-        statements.append(None if None in branches else frozenset[str]().union(*filter(None, branches)))
+        statements.append(None if None in branches else frozenset().union(*filter(None, branches)))
     for statement in statements:  # types that both allow; any, if there is none
         types = types & statement or None if types and statement else types or statement or None
-    if node.get("nullable") is True and types is not None:
+    if types is not None and node.get("nullable") is True:
         types |= {"null"}
     memo[id(node)] = types
     return types
@@ -179,7 +179,7 @@ def _entries(node: Mapping[Any, Any], word: str) -> Sequence[Any]:
 
 
 def _target(root: Any, reference: Any) -> Any:
-    """What a reference within the root points to; None if it points to nothing."""
+    """What a reference within the root points to, or None."""
     start, *path = unquote(reference).split("/") if isinstance(reference, str) else [""]
     node = root if start == "#" else None
     for part in path:
@@ -200,17 +200,20 @@ class Tools:
         self._schemas: dict[str | None, Schema] = {}
         for tool in tools or ():
             function = fields_of(tool.get("function", tool)) or {}
-            schema = Schema(function.get("parameters") or function.get("input_schema"))
-            self._schemas[function.get("name")] = schema
+            parameters = function.get("parameters") or function.get("input_schema")
+            self._schemas[function.get("name")] = Schema(parameters)
         self.declared_any = bool(self._schemas)
+
+    def declares(self, name: str | None) -> bool:
+        return name in self._schemas
 
     def knows(self, name: str) -> bool:
         return not self.declared_any or name in self._schemas
 
     def parameter(self, name: str | None, key: str) -> Schema | None:
-        """The schema of one parameter; None if nothing declares it."""
+        """The schema of a parameter, if declared."""
         return self._schemas[name].property(key) if name in self._schemas else None
 
     def declared(self, name: str | None) -> frozenset[str]:
-        """The names of the declared parameters; none if there is no such tool."""
+        """The names of a tool's declared parameters."""
         return self._schemas[name].keys() if name in self._schemas else frozenset()

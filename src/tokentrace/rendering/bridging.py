@@ -1,12 +1,13 @@
 """The bridge: from a stream to the next prompt, without rendering the past.
 
 `Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps what follows the
-stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that other contexts
-and stand-ins give the same result. After that, a bridge costs one small render, however long the history is.
+turn, and joins that to the stream. For each shape of new messages it proves once that other contexts and
+stand-ins give the same. After that, a bridge costs one small render, however long the history is.
 
 The bridge never changes a completion. Ids that close a cut-off turn are synthetic.
 """
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,12 +38,13 @@ from .lost import find_lost
 from .rendered import span_messages
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
-_TRUNCATED: Final = BridgeRefusal(
-    RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn"
-)
+_CUT_OFF: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
-"""Takes messages, the one whose turn to find, tools, and whether to add a prompt."""
+"""Renders messages: takes them, the one whose turn to find, tools, and whether to add a prompt."""
+
+
+Outcome = Continuation | BridgeRefusal
 
 
 class _Request(NamedTuple):
@@ -53,7 +55,7 @@ class _Request(NamedTuple):
     key: tuple[object, ...]
     """What the template's control flow may depend on: the messages' shape, the tools."""
     names: Sequence[str] = ()
-    """Names of the called functions, from the first on. May be incomplete or empty."""
+    """Names of the first called functions, perhaps of none."""
     true_context: bool = False
     """Whether the template sees the actual conversation so far, and so the real tools."""
     real_tools: bool = True
@@ -106,7 +108,7 @@ class Bridger:
     endings: TurnEndings
     write: Write
     compiled: Callable[[], Compiled]
-    """The grammar of completions: slow to compile, and seldom needed."""
+    """The grammar of completions: slow to compile, seldom needed."""
     truncation: Truncation
     as_inference: bool
     cache: Memory = field(default_factory=Memory)
@@ -133,44 +135,34 @@ class Bridger:
 
     # -- rendering after a turn
 
-    def _continue(
-        self, request: _Request, context: Messages, stand_in: StandIn
-    ) -> Continuation | BridgeRefusal:
+    def _continue(self, request: _Request, context: Messages, stand_in: StandIn) -> Outcome:
         return self._rendered_after(request.follow(context, stand_in), len(context), request.visible_tools)
 
-    def _rendered_after(
-        self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
-    ) -> Continuation | BridgeRefusal:
-        return seams.find_continuation(
-            conversation, at + 1, lambda some, index: self.write(some, index, tools, prompted), self.endings
-        )
+    def _rendered_after(self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True) -> Outcome:
+        write = functools.partial(self.write, conversation, at, tools, prompted)
+        return seams.find_continuation(conversation, at + 1, write, self.endings)
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
         """Names of called functions are from the results or, if needed, the completion."""
-        words = self.study.template.searched
-        results, unnamed = (
-            seams.leading_results(new),
-            _Request(new, tools, (seams.shape(new, words), tools_key)),
-        )
+        words, results = self.study.template.searched, seams.leading_results(new)
+        unnamed = _Request(new, tools, (seams.shape(new, words), tools_key))
         names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
             return unnamed._replace(names=names)
 
         def needs_names() -> bool:
             """Whether the template may repeat or compare the called functions' names."""
-            constants = self.study.template.constants
-            for tool in check_tools(tools) or ():
-                name = str(tool.get("function", tool).get("name"))
-                if name in constants or any(word in name for word in words):
+            functions = (str(tool.get("function", tool).get("name")) for tool in check_tools(tools) or ())
+            for name in functions:
+                if name in self.study.template.constants or any(word in name for word in words):
                     return True
-            return isinstance(self._remembered(unnamed), BridgeRefusal)
+            return not self._remembered(unnamed)
 
         if not self.cache.once(("names", *unnamed.key), needs_names):
             return unnamed
         calls = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
         called = [call.name for call in calls if call.name is not None]
-        some_unanswered = len(called) > len(results)
-        return unnamed if some_unanswered else unnamed._replace(names=called)
+        return unnamed if len(called) > len(results) else unnamed._replace(names=called)
 
     # -- proofs
 
@@ -217,14 +209,14 @@ class Bridger:
         if request.tools and not request.true_context and not expected.shows_tools:
             quicker = request._replace(real_tools=False)
             actual = self._continue(quicker, context, stand_in)
-            if isinstance(actual, Continuation) and actual.tail == expected.tail:
+            if actual and actual.tail == expected.tail:
                 request = quicker
         rewrites: dict[_Rewrite, None] = {}
         inline = (seams.INLINE,) if self.as_inference and not stand_in.calls else ()
         for other in (*seams.variants(stand_in), *inline):
             for around in contexts:
                 actual = self._continue(request, around, other)
-                if isinstance(actual, BridgeRefusal):
+                if not actual:
                     continue
                 if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
                     continue
@@ -246,8 +238,9 @@ class Bridger:
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
         """The first context and stand-in that the template accepts, rather with a call."""
-        words = "the template does not accept these messages here"
-        refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, words)
+        refusal = BridgeRefusal(
+            RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here"
+        )
         second: tuple[Messages, StandIn, Continuation] | None = None
         # a user may speak before the result arrives
         after_call = has_call is True or bool(seams.leading_results(request.new))
@@ -256,7 +249,7 @@ class Bridger:
             for context in contexts:
                 result = self._continue(request, context, stand_in)
                 problem = result if isinstance(result, BridgeRefusal) else request.check(result)
-                if isinstance(result, Continuation) and problem is None:
+                if result and problem is None:
                     if not shows_calls or result.shows("tool_calls") == (has_call is not False):
                         return context, stand_in, result
                     second = second or (context, stand_in, result)
@@ -268,7 +261,7 @@ class Bridger:
 
     @learned
     def _contexts(self, has_tools: bool) -> tuple[tuple[Messages, frozenset[int]], ...]:
-        """Contexts with their control tokens: of each kind, the first with and without a call."""
+        """Contexts, with control tokens: of each kind, the first with and without a call."""
         chosen: list[tuple[Messages, frozenset[int]]] = []
         for ways in seams.CONTEXTS:
             by_call: dict[bool, tuple[Messages, frozenset[int]]] = {}
@@ -290,7 +283,7 @@ class Bridger:
         """What the new messages change about the turn before them."""
         at = after.first_new - 1
         alone = self._rendered_after(after.conversation[: at + 1], at, tools, prompted=False)
-        if isinstance(alone, BridgeRefusal):
+        if not alone:
             return None
         marked = self.compiled().marked
         if stand_in.reasoning and not alone.shows(*REASONING_FIELDS):
@@ -306,11 +299,9 @@ class Bridger:
         shared = common_prefix(was, now)
         spans = (*turn_spans(alone.encoded.rendering), alone.span)
         begin = max((span.start for span in spans if span.start <= shared), default=0)
-        before, later = (
-            frozenset(tag[0] for tag in tags(marked.scaffold(text[begin:]))) for text in (was, now)
-        )
+        before, later = ({tag[0] for tag in tags(marked.scaffold(text[begin:]))} for text in (was, now))
         how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
-        return _Rewrite(before - later, stand_in.reasoning or stand_in is seams.INLINE, how)
+        return _Rewrite(frozenset(before - later), stand_in.reasoning or stand_in is seams.INLINE, how)
 
     def _refuse_rewrite(self, rewrites: Sequence[_Rewrite], stream: Stream) -> BridgeRefusal | None:
         if not rewrites:
@@ -321,10 +312,12 @@ class Bridger:
         stream_tags = tags(data)
         seen = frozenset(tag[0] for tag in stream_tags)
         full = blank = not compiled.reasoning_close  # either, if no tag closes reasoning
-        for before, tag in zip([None, *stream_tags], stream_tags, strict=False):
+        end = 0
+        for tag in stream_tags:
             if tag[0] == compiled.reasoning_close:
-                between = data[before.end() if before is not None else 0 : tag.start()]
+                between = data[end : tag.start()]
                 full, blank = full or bool(between), blank or not between.strip()  # white space may be either
+            end = tag.end()
         for rewrite in rewrites:
             applies = True
             if rewrite.reasoning is not None:  # only turns with reasoning, or only turns without
@@ -372,7 +365,7 @@ class Bridger:
         if (overlap := self._overlap(tail, stop, following)) is not None:
             return _Seam(overlap=overlap)
         if self.truncation is Truncation.REFUSE:
-            return _TRUNCATED
+            return _CUT_OFF
         parsed = read_turn(self.compiled(), completion, stream.prompt)
         missing = parsed.closing or self._space_before(stop, completion, parsed)
         closing = self._ids(self._marked(missing.rstrip() if is_head else missing))
@@ -402,7 +395,7 @@ class Bridger:
             inner = self._marked(read_turn(self.compiled(), completion, stream.prompt).closing)
             remaining = inner + closing[_shared_end(inner, closing) :]
         if remaining and self.truncation is Truncation.REFUSE:
-            return _TRUNCATED
+            return _CUT_OFF
         return _Seam([(self._ids(remaining), Kind.SYNTHETIC)])
 
     def _marked(self, text: str) -> bytes:
@@ -412,7 +405,7 @@ class Bridger:
         return self.compiled().marked.ids(marked, self.study.tokenizer)
 
     def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
-        """The white space before a past answer's stop token that the completion lacks."""
+        """The white space that a past answer has before its stop token, and this lacks."""
         space, token, _ = self._marked(find_past_close(self.study)).partition(mark(stop))
         if not token or space.strip() or parsed.tool_calls:
             return ""
@@ -420,7 +413,7 @@ class Bridger:
         return space[_shared_end(data, space) :].decode()
 
     def _is_stop(self, token: int) -> bool:
-        """Whether a token is a known stop, or a special one that no turn contains."""
+        """Whether a token is a known stop, or special and never in a turn."""
         if token in self.endings.stops | self.endings.closers | self.study.eos:
             return True
         added = self.study.tokenizer.vocabulary.added.get(token)
@@ -443,11 +436,11 @@ class Bridger:
 
 
 def _shared_end(data: bytes, closing: bytes) -> int:
-    """How many bytes of a closing, in whole characters, the data already ends with."""
+    """How many bytes of a closing, in whole characters, the data ends with."""
     lengths = (length for length in range(len(closing), 0, -1) if _begins(closing, length))
     return next((length for length in lengths if data.endswith(closing[:length])), 0)
 
 
 def _begins(marked: bytes, at: int) -> bool:
-    """True if a character or a control token begins at this byte, or nothing is left."""
+    """True if a character or a control token begins at this byte, or none is left."""
     return at == len(marked) or marked[at] & 0xC0 != 0x80

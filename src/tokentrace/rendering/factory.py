@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -51,7 +50,7 @@ def create_renderer(
     """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
 
     `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour), ``"default"`` (the same,
-    not recognised), or the name of a family, which raises RendererError if the template behaves differently.
+    not recognised), or a family's name, which raises RendererError if the template behaves differently.
     `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries.
     Other arguments are template variables, which the template must read: ``enable_thinking=False``.
 
@@ -60,8 +59,8 @@ def create_renderer(
     - `calls`: ``"strict"``, or ``"lenient"`` to count well-formed calls outside their place too, as vLLM does.
     - `tool_parser`, `reasoning_parser`: how calls or reasoning are written if the template does not show it: the
       name of a dialect (``"hermes"``), or a `Dialect`, `CallGrammar` or `Frame`.
-    - `messages`: ``"adapt"`` them to the form that the template reads, or leave them ``"as_given"``.
-    - `lost`: what happens if text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
+    - `messages`: ``"adapt"`` them to what the template reads, or leave them ``"as_given"``.
+    - `lost`: if text reaches no token, ``"warn"``, ``"error"`` or ``"ignore"``.
     """
     instance("renderer", renderer, str)
     loaded = load_tokenizer(tokenizer)
@@ -113,13 +112,8 @@ def _check_variables(variables: Mapping[str, Any], templates: Collection[Templat
         if name in OF_RENDER:
             raise RendererError(f"{name} belongs to one conversation: pass it to render(), not to the renderer")
         if problem := unread_variable(name, templates):
-            names = [
-                one.name
-                for one in signature(create_renderer).parameters.values()
-                if one.kind is one.KEYWORD_ONLY
-            ]
-            settings = f"a setting of a renderer ({', '.join(names)})"
-            raise RendererError(f"{brief(name)} is not {settings}, and {problem}")
+            settings = ", ".join(create_renderer.__kwdefaults__ or ())
+            raise RendererError(f"{brief(name)} is not a setting of a renderer ({settings}), and {problem}")
 
 
 def unread_variable(name: str, templates: Collection[Template]) -> str:

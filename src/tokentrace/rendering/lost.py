@@ -1,8 +1,8 @@
 """Lost text: text of a message that is not in the spans of its origin, and so reaches no token.
 
-Text that a template leaves out of the past by design (reasoning) is *dropped*. Text that differs only in case or
-punctuation is *altered*, and a note reports it. White space, delimiters that a template writes itself
-(``</think>``) and `BOOKKEEPING` fields never count as lost.
+Past reasoning that a template leaves out by design is *dropped*. Text that differs only in case or punctuation
+is *altered*, and noted. White space, delimiters that a template writes itself (``</think>``) and `BOOKKEEPING`
+fields are never lost.
 """
 
 import bisect
@@ -85,8 +85,7 @@ def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
     if not lost or policy is LostPolicy.IGNORE:
         return
     if policy is LostPolicy.ERROR:
-        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        one = lost[0]
+        one, more = lost[0], f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         problem = f"{one.why}: {one.text[:80]!r}{more}"
         raise LostTextError(problem, message=one.message, field=one.field, lost=lost)
     excerpt = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
@@ -173,11 +172,9 @@ class _LostFinder:
         if name == "content" and not isinstance(value, Mapping):
             return ((Origin((*origin[:2], *path)), text) for path, text in texts_of(message))
         if name == "tool_calls" and isinstance(value, (list, tuple)):
-            calls = enumerate(value if origin not in self._texts else ())  # else it was printed as it is
-            texts = (
-                self._texts_of_call(origin.at(at), call) for at, call in calls if isinstance(call, Mapping)
-            )
-            return itertools.chain.from_iterable(texts)
+            values = enumerate(value if origin not in self._texts else ())  # else it was printed as it is
+            calls = ((origin.at(at), call) for at, call in values if isinstance(call, Mapping))
+            return itertools.chain.from_iterable(itertools.starmap(self._texts_of_call, calls))
         names = REASONING_FIELDS if name in REASONING_FIELDS and isinstance(value, str) else ()
         same = (Origin((*origin[:2], other)) for other in names if message.get(other) == value)
         return () if any(self._is_present(other, value) for other in same) else texts_in(origin, value)

@@ -1,4 +1,4 @@
-"""The past of a conversation, as the settings choose it. Nothing here is specific to a model.
+"""The past of a conversation, as the settings choose it.
 
 If the template shortens a past turn, the turn is rendered again among other messages, where the template shows
 all of it. Its spans replace the old ones, and the trace proves what changed.
@@ -38,13 +38,13 @@ class Past(StrEnum):
     PATCHED = "patched"
     """Each as it was when it was sampled, with all reasoning and with values as in the message."""
     EXPAND = "expand"
-    """For rows only: enough rows to show each turn after what the model saw then."""
+    """For rows only: rows that show each turn after what the model saw then."""
 
 
 class WrittenText(NamedTuple):
     rendering: Rendering
     messages: Messages
-    """The messages as the template received them."""
+    """As the template received them."""
     changes: Sequence[Change] = ()
     """Turns that differ from what the template writes."""
     notes: Sequence[str] = ()
@@ -55,7 +55,7 @@ def write_conversation(
 ) -> WrittenText:
     """Run the template. `originals` have the caller's own tool calls."""
     if past is Past.PATCHED:
-        return _write_patched(run, messages, prompted, messages if originals is None else originals)
+        return _write_patched(run, messages, prompted, originals or messages)
     rendering = _run(run, messages, prompted)
     if past not in (Past.PRESERVE, Past.TOOL_CALLS):
         return WrittenText(rendering, messages)
@@ -67,14 +67,14 @@ def write_conversation(
 def after_prompt(run: Run, rendering: Rendering, messages: Messages, past: Past) -> Rendering:
     """The last turn, after the history as the prompt for that turn shows it."""
     last = len(messages) - 1
-    turn = next(iter(turn_spans(rendering, {last})), None)
+    turns = turn_spans(rendering, {last})
     try:
         prompt = write_conversation(run, messages[:last], True, past).rendering
     except TokentraceError:  # no message comes before it, or none that can be answered
         return rendering
-    if turn is None or rendering.text.startswith(prompt.text[: prompt.tail]):
+    if not turns or rendering.text.startswith(prompt.text[: prompt.tail]):
         return rendering
-    joined = Rendering.of([*prompt.spans(0, prompt.tail), *rendering.spans(turn.start)])
+    joined = Rendering.of([*prompt.spans(0, prompt.tail), *rendering.spans(turns[0].start)])
     joined.tail = len(joined.text)
     return joined
 
@@ -132,7 +132,7 @@ def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: in
 
 
 def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since: int = -1) -> WrittenText:
-    """Put back reasoning that turns after message `since` lost. Only ever adds text."""
+    """Put back reasoning that turns after message `since` lost. Only adds text."""
     changes, notes = list[Change](), list[str]()
     turns = _TurnRenderer(messages, run)
 
@@ -143,9 +143,8 @@ def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since:
         spans = next((spans for new in fuller if (spans := _extended(old, new)) is not None), None)
         spans = spans or turns.with_reasoning_block(index, old)
         if spans is None:
-            notes.append(
-                f"message {index}: no context makes the template show its reasoning; it stays left out"
-            )
+            problem = "no context makes the template show its reasoning; it stays left out"
+            notes.append(f"message {index}: {problem}")
         else:
             changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
         return spans
@@ -161,14 +160,12 @@ def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
         for turn in (before, after)
     )
     old_fields, new_fields = _by_field(old), _by_field(new)
-    if not _is_subsequence(before.text[:old_end], after.text[:new_end]) or any(
-        not _is_subsequence(text, new_fields.get(origin, "")) for origin, text in old_fields.items()
-    ):
+    pairs = [(text, new_fields.get(origin, "")) for origin, text in old_fields.items()]
+    pairs.append((before.text[:old_end], after.text[:new_end]))
+    if not all(itertools.starmap(_is_subsequence, pairs)):
         return None
-    is_empty = all(origin.is_role for origin in old_fields)
-    if after.text[new_end:].endswith(before.text[old_end:]) or (
-        is_empty and _is_subsequence(before.text, after.text)
-    ):
+    is_empty = all(origin.is_role for origin in old_fields) and _is_subsequence(before.text, after.text)
+    if is_empty or after.text[new_end:].endswith(before.text[old_end:]):
         return new  # it ends as the old one does, after what closes its reasoning
     return [*after.spans(0, new_end), *before.spans(old_end)]
 
@@ -228,11 +225,9 @@ class _TurnRenderer:
         blocks = []
         for extra in ({}, {"tool_calls": [call()]}):
             plain = {**ANSWER, **extra}
+            ways: list[Messages] = [[USER, plain], [USER, {**plain, "reasoning_content": "reasoning"}]]
             try:
-                without, thinking = (
-                    _text(_turns(self._run([USER, reply], False)).get(1, []))
-                    for reply in (plain, {**plain, "reasoning_content": "reasoning"})
-                )
+                without, thinking = (_text(_turns(self._run(way, False)).get(1, [])) for way in ways)
             except TokentraceError:
                 continue
             shared = common_prefix(without, thinking)
@@ -249,8 +244,8 @@ class _TurnRenderer:
 def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Messages) -> WrittenText:
     """Every assistant turn as it was written when it was the last, with all reasoning.
 
-    Its values are those of `originals`: white space that the template strips off a field, booleans and null as
-    JSON, arguments that were JSON text. Notes report text that the template moves, which this cannot fix.
+    Its values are those of `originals`: with white space that the template strips, booleans and null as JSON,
+    arguments that were JSON text. Notes report text that the template moves, which this cannot fix.
     """
     try:
         parsed = with_parsed_arguments(messages)
@@ -320,7 +315,7 @@ def _with_original_values(spans: Sequence[Span], message: Mapping[str, Any]) -> 
 
 
 def _argument(origin: Origin | None) -> Origin | None:
-    """The call argument whose value contains an origin; the origin itself if none does."""
+    """The call argument whose value contains an origin, if any, else the origin."""
     if origin is None or "arguments" not in origin:
         return origin
     first = origin.index("arguments") + 1
@@ -376,8 +371,8 @@ def _text(spans: Sequence[Span]) -> str:
 
 # -- a last message that is left open, for the model to continue: prefill
 #
-# As in transformers, a mark goes after the content and the rendering is cut there. So the template sees content
-# even if it is empty, and white space before the mark is not taken for the end of the message.
+# As in transformers, a mark goes after the content, and the rendering is cut there. So the template sees content
+# even if it is empty, and white space before the mark does not end the message.
 
 _MARK: Final = "CONTINUED_FROM_HERE"
 _TAG: Final = _MARK + " "
@@ -396,12 +391,11 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
         problem, field = "content at the end, but tool calls come after it; leave the calls out", "tool_calls"
     elif isinstance(content, str):
         return [*messages[:at], {**last, "content": content + _TAG}]
-    elif (
-        isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]
-    ):
-        part = {**content[-1], "text": content[-1]["text"] + _TAG}
-        return [*messages[:at], {**last, "content": [*content[:-1], part]}]
     else:
+        *before, part = content if isinstance(content, Sequence) and content else [None]
+        if isinstance(part, Mapping) and "text" in part:
+            part = {**part, "text": part["text"] + _TAG}
+            return [*messages[:at], {**last, "content": [*before, part]}]
         problem = "content; an empty string will do"
     raise InputError(f"continue_final_message needs {problem}", message=at, field=field)
 

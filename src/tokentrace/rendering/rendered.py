@@ -84,7 +84,7 @@ class RenderedTokens(ShowsItself):
 
     @computed
     def notes(self) -> list[str]:
-        """What could not be proven, looks inconsistent, or is written differently."""
+        """What is not proven, looks inconsistent, or is written differently."""
         remarks = conversation_remarks(self.conversation, continued=self.continued)
         notes = [*self.problems, *self._tag_notes(), *self._control_notes(), *remarks, *self._left_out.altered]
         return list(dict.fromkeys(notes))
@@ -195,9 +195,7 @@ class RenderedTokens(ShowsItself):
             ids = self.ids if chosen is None else np.atleast_1d(self.ids[chosen])
             return self.tokenizer.decode(ids.tolist())
         except (IndexError, TypeError, ValueError, OverflowError) as error:
-            raise RendererError(
-                f"chosen must be a mask, a slice or positions of these tokens: {error}"
-            ) from None
+            raise RendererError(f"chosen must be a mask, a slice or positions of tokens: {error}") from None
 
     @overload
     def __getitem__(self, at: int) -> Token: ...
@@ -229,9 +227,8 @@ class RenderedTokens(ShowsItself):
             return
         tagged = np.zeros(len(self), np.bool_)
         begins, ends = zip(*self.rendering.generation, strict=True)
-        for first, stop in zip(
-            self.encoded.first_touching(begins), self.encoded.first_after(ends), strict=True
-        ):
+        firsts, stops = self.encoded.first_touching(begins), self.encoded.first_after(ends)
+        for first, stop in zip(firsts, stops, strict=True):
             tagged[first:stop] = True
         differ = tagged != self.mask
         if differ.any():
@@ -247,18 +244,9 @@ class RenderedTokens(ShowsItself):
             yield f"{where}spells the control token {token!r}, which stays text (control_tokens='literal')"
 
 
+_OTHER: Final = ("scaffold", "generation_prompt", "tools", "kwargs", "unknown")
 _FIELDS: Final = frozenset(
-    {
-        "content",
-        *REASONING_FIELDS,
-        "tool_calls",
-        "name",
-        "tool_call_id",
-        "role",
-        "scaffold",
-        "generation_prompt",
-    }
-    | {"tools", "kwargs", "unknown"}
+    (*REASONING_FIELDS, *_OTHER, "role", "content", "name", "tool_calls", "tool_call_id")
 )
 """Fields that a token may come from, whether or not this conversation has them."""
 
@@ -280,9 +268,9 @@ def field_name(origin: Origin | None) -> str:
 def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The message of each span.
 
-    Text belongs to the message it came from, scaffold to the turn it was written in. An assistant's text in
-    another turn (a function's name above its result) belongs to that turn. Scaffold before all turns belongs to
-    the first message quoted there: before the quote if that is a system message, after it if no other is quoted.
+    Text belongs to its message, scaffold to its turn, and so does an assistant's text in another turn (a
+    function's name above its result). Scaffold before all turns belongs to the first message quoted there: before
+    the quote if that is a system message, after it if no other is quoted.
     """
     ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)

@@ -64,10 +64,8 @@ class Renderer:
 
     def __post_init__(self) -> None:
         with_parsers(TurnGrammar(), self.tool_parser, self.reasoning_parser)  # raises if they are wrong
-        self._studies = {
-            name: study_of(template, self.tokenizer, self.template_kwargs)
-            for name, template in self.templates.items()
-        }
+        templates, variables = self.templates.items(), self.template_kwargs
+        self._studies = {name: study_of(template, self.tokenizer, variables) for name, template in templates}
         self.cache, self._tools = Memory(), Memory(most=256)  # a silent twin shares them
 
     # -- rendering
@@ -112,10 +110,8 @@ class Renderer:
         as_prompted: bool = False,
     ) -> RenderedTokens:
         """Check, adapt, write, encode, find the turns, report lost text."""
-        study = self.study(tools)
-        checked = self.check_messages(messages, tools=tools)
-        adapted = self._adapt(checked, study)
-        schemas = self._prepare(tools).wrapped
+        study, checked = self.study(tools), self.check_messages(messages, tools=tools)
+        adapted, schemas = self._adapt(checked, study), self._prepare(tools).wrapped
         run = functools.partial(study.run, schemas)
         conversation = with_mark(adapted.messages) if continued else adapted.messages
         text = write_conversation(run, conversation, prompted, self.past, originals=checked)
@@ -130,17 +126,11 @@ class Renderer:
         originals = list(adapted.messages if continued else text.messages)
         for at in adapted.wrapped:
             originals[at] = checked[at]
+        changes, notes = [*adapted.changes, *text.changes], [*text.notes, *sampling.notes]
+        lost = functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ())
+        turns, mask = sampling.turns, sampling.mask(len(encoded.ids))
         rendered = RenderedTokens(
-            self.tokenizer,
-            encoded,
-            checked,
-            sampling.turns,
-            sampling.mask(len(encoded.ids)),
-            prompted,
-            continued,
-            [*adapted.changes, *text.changes],
-            [*text.notes, *sampling.notes],
-            functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
+            self.tokenizer, encoded, checked, turns, mask, prompted, continued, changes, notes, lost
         )
         if self.lost is not LostPolicy.IGNORE:
             report_lost(rendered.lost, self.lost)
@@ -150,9 +140,8 @@ class Renderer:
         self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False, **variables: Never
     ) -> list[int]:
         """The ids alone."""
-        return self.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
-        ).token_ids
+        rendered = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        return rendered.token_ids
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """Encode text, control tokens only where allowed. Raises ControlTokenError or InputError."""
@@ -189,7 +178,7 @@ class Renderer:
         return check_messages(messages, is_role=is_role)
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
-        """The messages in the form that the template reads, and the changes."""
+        """The messages as the template reads them, and the changes."""
         return self._adapt(self.check_messages(messages, tools=tools), self.study(tools))
 
     def _prepare(self, tools: Any) -> PreparedTools:
@@ -236,9 +225,9 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        Returns a `BridgeRefusal`, which is falsy and has a reason, if that cannot be proven. Raises InputError;
-        reading the result's ids raises it for a prompt that is not ids. Pass the tools of the first prompt.
-        `messages` is the conversation before the completion, for templates whose new text depends on it.
+        Returns a `BridgeRefusal`, falsy and with a reason, if that cannot be proven. Raises InputError; for a
+        prompt that is not ids, only reading the result's ids does. Pass the tools of the first prompt. `messages`
+        is the conversation before the completion, for templates whose new text depends on it.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
@@ -291,9 +280,8 @@ class Renderer:
 
     def decode(self, token_ids: Any) -> str:
         """The text of token ids. Never encode it again."""
-        return self.tokenizer.decode(
-            check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size)
-        )
+        ids = check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size)
+        return self.tokenizer.decode(ids)
 
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
@@ -340,7 +328,7 @@ class Renderer:
 
     @learned
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
-        """The grammar of completions. A note lists the fields of probes that it misreads."""
+        """The grammar of completions, with a note on the fields of probes that it misreads."""
         endings, derived = study.endings(has_tools), study.grammar(has_tools)
         grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
         stops = [*sorted(endings.stops), *sorted(study.eos - endings.stops)]

@@ -73,15 +73,11 @@ def forged_error(
             value = value[key]
         except (KeyError, IndexError, TypeError):
             break
-    at = value.find(forged.token) if isinstance(value, str) else -1
-    where = f" at character {at}" if at >= 0 else ""
-    advice = "remove it, or keep it as text with control_tokens='literal'"
-    return ControlTokenError(
-        f"holds the control token {forged.token!r}{where}; {advice}",
-        **_place(origin),
-        position=at if at >= 0 else None,
-        token=forged.token,
-    )
+    token, advice = forged.token, "remove it, or keep it as text with control_tokens='literal'"
+    at = value.find(token) if isinstance(value, str) else -1
+    where, position = (f" at character {at}", at) if at >= 0 else ("", None)
+    problem = f"holds the control token {token!r}{where}; {advice}"
+    return ControlTokenError(problem, **_place(origin), position=position, token=token)
 
 
 def _place(origin: Origin | None) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, TurnGrammar
 from .derive_calls import CallDeriver
-from .probes import call
+from .probes import ONE_ARGUMENT, call
 from .reading import TurnReader, WrittenTurn, leading, trailing
 
 if TYPE_CHECKING:
@@ -47,23 +47,20 @@ class _Deriver:
         plain = reader.turn({"content": "answer"})
         content = plain.first("content")
         after = plain.text[content.stop :] if content is not None else ""
-        closing = Frame(
-            trail=leading(after), close=after.strip(), after=trailing(after) if after.strip() else ""
-        )
-        if closing.close:
-            reader.ends.append(closing.close)
+        close = after.strip()
+        closing = Frame(trail=leading(after), close=close, after=trailing(after) if close else "")
+        if close:
+            reader.ends.append(close)
             plain = reader.turn({"content": "answer"})
         hole = plain.first("content")
         before = plain.text[: hole.start] if hole is not None else None
         reasoned = self._reasoned()
-        channels = self._channels(reasoned)
-        if channels is not None:
-            calls = self._bodies(channels)
-            notes = tuple(dict.fromkeys(reader.notes))
-            return TurnGrammar(self.prompt, self.prompt, calls=calls, channels=channels, notes=notes)
+        if (channels := self._channels(reasoned)) is not None:
+            calls, prompt = self._bodies(channels), self.prompt
+            return TurnGrammar(prompt, prompt, calls=calls, channels=channels, notes=tuple(reader.notes))
         frame, opening = self._frames(reasoned, before or "")
         if frame is not None and self.prompt.strip() and opening.startswith(self.prompt):
-            reader.notes.append(SEVERAL_MESSAGES)
+            reader.note(SEVERAL_MESSAGES)
             frame, opening = None, ""
         if frame is None:
             frame = self._hidden(before or "")
@@ -76,12 +73,12 @@ class _Deriver:
         if opened.strip() and around.open and head.endswith(opened):  # the prompt opens whatever comes first
             around = dataclasses.replace(around, open=opened + around.open)
             grammar = grammar.replace(head=head.removesuffix(opened), content=around)
-        return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
+        return grammar.replace(calls=calls, notes=tuple(reader.notes))
 
     def _reasoned(self) -> WrittenTurn:
         calls = {"tool_calls": [call()]}
-        text_calls = {"content": None, "tool_calls": [call(as_text=True)]}
-        beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls}, text_calls)
+        as_text = {"content": None, "tool_calls": [call(as_text=True)]}
+        beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls}, as_text)
         # transformers fills `thinking` from both, `reasoning` from neither
         names = ("reasoning_content", "reasoning")
         for variables, name, fields in itertools.product(({}, *self.study.toggles), names, beside):
@@ -101,17 +98,16 @@ class _Deriver:
         following = next((hole for hole in turn.holes if hole.start >= stop), None)
         if reasoning is None or following is None:
             return None, ""
-        before_content = following.field == "content"
-        between = turn.between(reasoning, following)
+        before_content, between = following.field == "content", turn.between(reasoning, following)
         close = self.reader.tag.search(between)
         if close is None or between[: close.start()].strip():
             close = re.search(r"\S(?:.*\S)?", between, re.DOTALL) if before_content else None
         if close is None:
-            self.reader.notes.append("no delimiter closes the reasoning")
+            self.reader.note("no delimiter closes the reasoning")
             return None, ""
         opened, lead = self._opening(turn.text[: reasoning.start], head, close[0])
         if not opened or opened == close[0]:
-            self.reader.notes.append("nothing opens the reasoning, so it cannot be distinguished from content")
+            self.reader.note("nothing opens the reasoning, so it cannot be distinguished from content")
             return None, ""
         trail, after = between[: close.start()], between[close.end() :]
         frame = Frame(opened, lead, trail, close[0], leading(after))
@@ -120,14 +116,14 @@ class _Deriver:
     def _opening(self, before: str, head: str, close: str) -> tuple[str, str]:
         """The text that opens reasoning, and the white space after it.
 
-        It is the last tag before reasoning, or all text after the head, or the end of a longer generation prompt.
-        If a plain answer starts the same way and then closes reasoning, it begins at the last tag.
+        It is the last tag before reasoning, all text after the head, or the end of a longer generation prompt. If
+        a plain answer starts alike and then closes reasoning, it begins at the last tag.
         """
-        tags = list(self.reader.tag.finditer(before))
-        if tags and not before[tags[-1].end() :].strip() and (tags[-1][0] not in head or close in head):
-            return tags[-1][0], before[tags[-1].end() :]
-        if tags and head[len(before) :].lstrip().startswith(close) and head.startswith(before):
-            opened = before[tags[-1].start() :]  # an empty place for reasoning
+        tag = next(reversed(list(self.reader.tag.finditer(before))), None)
+        if tag and not before[tag.end() :].strip() and (tag[0] not in head or close in head):
+            return tag[0], before[tag.end() :]
+        if tag and head[len(before) :].lstrip().startswith(close) and head.startswith(before):
+            opened = before[tag.start() :]  # an empty place for reasoning
         else:
             opened = before[len(self.reader.common_prefix(before, head or self.prompt)) :]
             if not opened.strip() and self.prompt.startswith(before):
@@ -135,17 +131,17 @@ class _Deriver:
         return (opened.strip(), trailing(opened)) if opened.strip() else ("", "")
 
     def _hidden(self, head: str) -> Frame | None:
-        """Delimiters that the template only looks for in content or prompts with."""
+        """Delimiters that the template only prompts with, or looks for in content."""
         prompt = self.prompt.rstrip()
         texts = "\n".join((self.prompt, head, *sorted(self.study.template.constants)))
         for left, name, right in dict.fromkeys(re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", texts)):
             opened, closed = f"{left}{name}{right}", f"{left}/{name}{right}"
             beyond = prompt.endswith(opened) and opened not in head
-            turn = self.reader.turn({"content": f"{opened}alpha{closed}omega"})
-            dropped = "omega" in turn.text and "alpha" not in turn.text
+            text = self.reader.turn({"content": f"{opened}alpha{closed}omega"}).text
+            dropped = "omega" in text and "alpha" not in text
             if beyond or dropped or prompt.endswith(closed) or (opened in head and closed in head):
-                sight = f"it prompts with {opened} or looks for {closed}"
-                self.reader.notes.append(f"the template never shows reasoning; {sight}")
+                problem = "the template never shows reasoning"
+                self.reader.note(f"{problem}; it prompts with {opened} or looks for {closed}")
                 # the prompt's is the only white space around reasoning that is known
                 lead = self.prompt[self.prompt.rindex(opened) + len(opened) :] if beyond else ""
                 return Frame(opened, lead, "", closed, "")
@@ -167,23 +163,22 @@ class _Deriver:
             head = prompt
         if opening and before.endswith(opening):
             head = head.removesuffix(opening)
-            after = after.removesuffix(opening) if after is not None else None
+            after = after and after.removesuffix(opening)
         if after is not None:
             return head, opening, after
-        if prompt.strip() and not opening:
+        common, has_prompt = before, bool(prompt.strip())
+        if has_prompt and not opening:
             common = self.reader.common_prefix(before, prompt)
-            if common.strip() and before[len(common) :].strip():
-                head, opening = common, before[len(common) :]
         elif not self.prompt and not opening and frame is None:  # compare with a call instead
-            turn = self.reader.called({"key": "value"})
+            turn = self.reader.called()
             common = self.reader.common_prefix(before, turn.text[: turn.holes[0].start] if turn else before)
-            if before[len(common) :].strip():
-                head, opening = common, before[len(common) :]
+        if before[len(common) :].strip() and (common.strip() or not has_prompt):
+            head, opening = common, before[len(common) :]
         return head, opening, prompted if prompted is not None else after_empty
 
     def _opened_beside(self, head: str, frame: Frame | None) -> str:
-        """What opens content only if calls follow: Llama 4 writes it after ``<|python_start|>``."""
-        beside = self.reader.called({"key": "value"}, content="answer")
+        """What opens content only before calls: ``<|python_start|>`` (Llama 4)."""
+        beside = self.reader.called(content="answer")
         content, calls = beside.first("content"), beside.first_of_calls()
         if content is None or calls is None or calls.start < content.stop:
             return ""
@@ -196,7 +191,7 @@ class _Deriver:
     def _channels(self, turn: WrittenTurn) -> Channels | None:
         """Channels, if reasoning and content follow the same tag, with different headers.
 
-        A header has a tag and a channel after it, or a word that names the recipient: ``to=user``.
+        A header has a tag and then a channel, or names the recipient: ``to=user``.
         """
         reasoning, content = turn.first("reasoning"), turn.first("content")
         if reasoning is None or content is None or content.start < reasoning.stop:
@@ -220,10 +215,10 @@ class _Deriver:
         return self._channel_calls(Channels(start, channels[0], message, end, first, second))
 
     def _channel_calls(self, channels: Channels) -> Channels:
-        turn = self.reader.called({"key": "value"})
+        turn = self.reader.called()
         name, arguments = turn.first("name", 0), turn.arguments(0)
         if name is None or not arguments:
-            self.reader.notes.append(NO_CALLS)
+            self.reader.note(NO_CALLS)
             return channels
         recipient, _, namespace = turn.text[: name.start].rsplit(maxsplit=1)[-1].rpartition("=")
         header = turn.between(name, arguments[0])
@@ -232,14 +227,13 @@ class _Deriver:
         after = turn.full[arguments[-1].stop :]
         ending = self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
         call_end = ending[0] if ending else channels.call_end
-        changes: dict[str, Any] = {"recipient": f"{recipient}=", "namespace": namespace, "call_end": call_end}
-        return dataclasses.replace(
-            channels, call="".join(words[:1]), content_type=" ".join(words[1:]), **changes
-        )
+        changes = {"recipient": f"{recipient}=", "namespace": namespace, "call_end": call_end}
+        changes |= {"call": "".join(words[:1]), "content_type": " ".join(words[1:])}
+        return dataclasses.replace(channels, **changes)
 
     def _bodies(self, channels: Channels) -> CallGrammar | None:
         self.reader.body = channels.message
-        body = self.reader.called({"key": "value"})
+        body = self.reader.called()
         arguments = body.arguments(0)
         if not arguments or arguments[0].start == 0:
             return None
@@ -249,26 +243,26 @@ class _Deriver:
 
     def _calls(self, grammar: TurnGrammar) -> CallGrammar | None:
         reader = self.reader
-        beside = reader.called({"key": "value"}, content="answer")
-        one = reader.called({"key": "value"}) or beside
+        beside = reader.called(content="answer")
+        one = reader.called() or beside
         if not one:
-            reader.notes.append(NO_CALLS)
+            reader.note(NO_CALLS)
             return None
         if not beside:
-            reader.notes.append("the template shows no content before tool calls")
+            reader.note("the template shows no content before tool calls")
         else:
             head = _split_at_reasoning(self.prompt, grammar.reasoning)[0].strip()
             content, first = beside.first("content"), beside.first_of_calls()
             between = beside.between(content, first) if content is not None and first is not None else ""
             if head in between and reader.tag.match(head) is not None:
-                reader.notes.append(TWO_TURNS)
+                reader.note(TWO_TURNS)
                 beside = WrittenTurn()
-        two = reader.called({"key": "value"}, {"key": "value"})
+        two = reader.called(ONE_ARGUMENT, ONE_ARGUMENT)
         if not two:
-            reader.notes.append(ONE_CALL)
+            reader.note(ONE_CALL)
         calls = CallDeriver(reader, grammar, one, beside, two).derive()
         if calls is not None and beside and (calls.section_open or calls.open).strip() in ("", "[", "{"):
-            reader.notes.append(BARE_CALLS)
+            reader.note(BARE_CALLS)
         return calls
 
 

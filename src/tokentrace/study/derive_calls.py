@@ -1,7 +1,7 @@
 """Reads the delimiters of tool calls off turns with one call and with two.
 
-Text that both calls have belongs to each call; all other text belongs to the section around them. Arguments
-without scaffold among them are one JSON object. A JSON object with name and arguments is the call.
+Text that both calls have belongs to each call, other text to the section around them. Arguments without scaffold
+among them are one JSON object. A JSON object with name and arguments is the call.
 """
 
 import itertools
@@ -19,13 +19,16 @@ _TYPED: Final = {"boolean": True, "null": None, "array": ["one"], "object": {"in
 AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
 _CDATA: Final = ("<![CDATA[", "]]>")
 
+Holes = list[Hole]
+Leads = list[tuple[str, str]]
+"""The fields of a call, each after the text before it."""
 Extent = Callable[[WrittenTurn, int], tuple[int, int, Any] | None]
 """Where a call is in a turn, and its value if it is JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallDeriver:
-    """Derives how calls are written, from turns with `one` call, one `beside` content, and `two`."""
+    """Derives how calls are written, from turns with `one` call, a call `beside` content, and `two` calls."""
 
     reader: TurnReader
     grammar: TurnGrammar
@@ -43,20 +46,18 @@ class CallDeriver:
         return self._json_arguments() if gapless else self._one_by_one()
 
     def _not_understood(self, why: str) -> CallGrammar | None:
-        self.reader.notes.append(f"calls were not understood: {why}; choose a tool_parser")
+        self.reader.note(f"calls were not understood: {why}; choose a tool_parser")
         return None
 
     # -- one JSON object
 
     def _object(self, turn: WrittenTurn, number: int) -> tuple[int, int, dict[str, Any]] | None:
-        name = turn.first("name", number)
-        arguments = turn.arguments(number)
+        name, arguments = turn.first("name", number), turn.arguments(number)
         if name is None or not arguments:
             return None
         earlier = [hole.stop for hole in turn.holes if hole.stop <= name.start and hole.call == number - 1]
-        floor = max(earlier, default=0)
-        for match in re.finditer(r"\{", turn.text[floor : name.start]):
-            start = floor + match.start()
+        for match in re.compile(r"\{").finditer(turn.text, max(earlier, default=0), name.start):
+            start = match.start()
             try:
                 value, stop = json.JSONDecoder().raw_decode(turn.text, start)
             except ValueError:
@@ -67,15 +68,11 @@ class CallDeriver:
 
     def _json_call(self, value: dict[str, Any]) -> CallGrammar | None:
         fields = {"probe1": "name", "call00001": "id", json.dumps(ONE_ARGUMENT): "arguments"}
-        leaves = (
-            (path, leaf if isinstance(leaf, str) else json.dumps(leaf)) for path, leaf in _leaves(value, ())
-        )
-        keys = tuple((fields[leaf], path) for path, leaf in leaves if leaf in fields)
+        keys = tuple((fields[leaf], path) for path, leaf in _leaves(value) if leaf in fields)
         named_key = value == {"probe1": ONE_ARGUMENT}
         if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
             return self._not_understood("they are JSON, but without a name or arguments")
-        around = self._around(self._object)
-        keys = () if named_key else keys
+        keys, around = () if named_key else keys, self._around(self._object)
         return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=keys, **around)
 
     # -- a name, and arguments that are JSON
@@ -94,7 +91,7 @@ class CallDeriver:
             if shared != begin and re.sub(r"\d+", "0", begin) == re.sub(r"\d+", "0", other):
                 # the call's number follows its name: both, with the text before them, are an id
                 begin, id_is_name, leads = shared, True, (("", "id"),)
-                opened = opened[: self.reader.groups(opened)[-1][1]] if self.reader.groups(opened) else opened
+                opened = self._up_to_last_tag(opened, opened)
         around |= {"open": opened, "head": leads, "begin": begin, "id_is_name": id_is_name}
         return CallGrammar(Style.JSON_ARGUMENTS, ascii=self._ascii(), **around)
 
@@ -104,11 +101,11 @@ class CallDeriver:
         fields = (hole for hole in turn.holes if hole.call == number and hole.field != "arguments")
         return [hole for hole in fields if hole.stop <= floor]
 
-    def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
+    def _head(self, turn: WrittenTurn, number: int) -> tuple[Leads, str]:
         fields, arguments = self._fields(turn, number), turn.arguments(number)
-        leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))][: len(fields)]
+        leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))]
         begin = turn.between(fields[-1], arguments[0]) if fields and arguments else ""
-        return [(lead, hole.field) for lead, hole in zip(leads, fields, strict=True)], begin
+        return [(lead, hole.field) for lead, hole in zip(leads, fields, strict=False)], begin
 
     # -- arguments one by one
 
@@ -117,8 +114,8 @@ class CallDeriver:
         several, number = reader.called(TWO_ARGUMENTS), reader.called({"key": 7})
         if not several or not number:
             return self._not_understood("the template refuses several arguments")
-        keys = [hole for hole in several.arguments(0) if hole.is_key]
-        values = [hole for hole in several.arguments(0) if not hole.is_key]
+        holes = several.arguments(0)
+        keys, values = ([hole for hole in holes if hole.is_key is is_key] for is_key in (True, False))
         if len(values) != 2 or len(keys) not in (2, 4):
             return self._not_understood("keys and values cannot be distinguished")
         opened = several.between(keys[0], values[0])
@@ -137,7 +134,7 @@ class CallDeriver:
         return self._pairs(several, number, keys, values)
 
     def _pairs(
-        self, several: WrittenTurn, number: WrittenTurn, keys: list[Hole], values: list[Hole]
+        self, several: WrittenTurn, other: WrittenTurn, keys: Holes, values: Holes
     ) -> CallGrammar | None:
         reader, text = self.reader, several.text
         to_key = several.between(self._fields(several)[-1], keys[0])
@@ -153,7 +150,7 @@ class CallDeriver:
             begin = to_key.removesuffix(key_open)
         if not value_open.strip() or not key_open.strip() or not value_close.strip():
             return self._not_understood("the arguments have no delimiters")
-        other_open = _value_opening(number) or value_open
+        other_open = _value_opening(other) or value_open
         numbered, begin = self._numbered(begin)
         opens: dict[str, Any] = {"value_open": other_open}
         if other_open != value_open:
@@ -164,7 +161,7 @@ class CallDeriver:
         tags = {"begin": begin, "key_open": key_open, "value_close": value_close, **opens}
         return CallGrammar(Style.PAIRS, ascii=self._ascii(), **tags, **self._values(), **around)
 
-    def _numbered(self, begin: str) -> tuple[list[tuple[str, str]], str]:
+    def _numbered(self, begin: str) -> tuple[Leads, str]:
         """Split a call's number off the text before its arguments."""
         first, second = (self._head(self.two, at)[1] for at in (0, 1))
         for match in re.finditer(r"\d+", first):
@@ -174,25 +171,24 @@ class CallDeriver:
                 return [(lead, "number" if match[0] == "1" else "index")], begin[match.end() :]
         return [], begin
 
-    def _tree(self, several: WrittenTurn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
+    def _tree(self, several: WrittenTurn, keys: Holes, values: Holes) -> CallGrammar | None:
         reader, text = self.reader, several.text
         value_open = several.between(keys[0], values[0])
         to_key = several.between(self._fields(several)[-1], keys[0])
         key_open = reader.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
         begin, value_close = to_key[: len(to_key) - len(key_open)], several.between(values[0], keys[1])
         around = self._parts(self._extent(len(value_open)), self._head(several, 0)[0])
-        tags: dict[str, Any] = {"begin": begin, "key_open": key_open, "value_close": value_close}
         opened = _value_opening(reader.called({"key": ["one", "two"]}))
         items = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
-        tags |= {"value_open": value_open, "item": items[-1] if items else ""}
-        return CallGrammar(Style.TREE, **tags, **self._values(), **around)
+        around |= {"begin": begin, "key_open": key_open, "value_open": value_open, "value_close": value_close}
+        return CallGrammar(Style.TREE, item=items[-1] if items else "", **self._values(), **around)
 
     def _values(self) -> dict[str, Any]:
         text = self._value_text(AWKWARD)
         ways = {json.dumps(AWKWARD): Value.JSON, json.dumps(AWKWARD, ensure_ascii=False): Value.JSON}
         ways |= {AWKWARD.join(_CDATA): Value.CDATA, AWKWARD: Value.BARE}
         if text not in ways:
-            self.reader.notes.append("the template changes strings among the arguments")
+            self.reader.note("the template changes strings among the arguments")
         return {"strings": ways.get(text or "", Value.BARE), "others": self._other_values()}
 
     def _other_values(self) -> Value:
@@ -203,10 +199,9 @@ class CallDeriver:
         holes = turn.arguments(0)
         if len(holes) < 2:
             return None
-        begin = self.one.arguments(0)
-        opened = self.one.text[begin[0].stop : begin[1].start]
-        closed = self.one.text[begin[-1].stop :] if not begin[-1].is_key else ""
-        start, stop = holes[0].stop + len(opened), len(turn.text) - len(closed)
+        last = self.one.arguments(0)[-1]
+        closed = "" if last.is_key else self.one.text[last.stop :]
+        start, stop = holes[0].stop + len(_value_opening(self.one)), len(turn.text) - len(closed)
         inside = [hole for hole in holes if not hole.is_key]
         return turn.text[start:stop] if closed else turn.text[inside[0].start : inside[-1].stop]
 
@@ -229,7 +224,7 @@ class CallDeriver:
 
         return extent
 
-    def _parts(self, extent: Extent, head: list[tuple[str, str]]) -> dict[str, Any]:
+    def _parts(self, extent: Extent, head: Leads) -> dict[str, Any]:
         around = self._around(extent)
         closed, groups = around["close"], self.reader.groups(around["close"])
         cut = groups[-1][0] if groups else 0
@@ -244,25 +239,27 @@ class CallDeriver:
         tail = self.one.text[alone[1] :] if alone is not None else ""
         first, second = extent(self.two, 0), extent(self.two, 1)
         if first is None or second is None:
-            groups = reader.groups(tail)
-            cut = groups[-1][1] if groups else len(tail.rstrip())
-            return {"before": before, "open": lead, "close": tail[:cut], "after": tail[cut:]}
+            close = self._up_to_last_tag(tail, tail.rstrip())
+            return {"before": before, "open": lead, "close": close, "after": tail[len(close) :]}
         between = self.two.text[first[1] : second[0]]
         last = self.two.text[second[1] :]
         if last != tail:
             problem = f"one call ends with {tail!r}, the last of two with {last!r}"
-            reader.notes.append(f"the template disagrees with itself: {problem}")
+            reader.note(f"the template disagrees with itself: {problem}")
             tail = max(tail, last, key=len)
         opened = reader.common_suffix(lead, between).lstrip()
         closed = reader.common_prefix(between[: len(between) - len(opened)], tail)
-        groups = reader.groups(closed)
-        closed = closed[: groups[-1][1]] if groups else closed.rstrip()
+        closed = self._up_to_last_tag(closed, closed.rstrip())
         section_open, after = lead[: len(lead) - len(opened)], tail[len(closed) :]
         section_close = after.rstrip() if section_open.strip() else ""
         separator = between[len(closed) : len(between) - len(opened)]
         section = {"section_open": section_open, "section_close": section_close, "separator": separator}
         after = after.removeprefix(section_close)
         return {"before": before, "open": opened, "close": closed, "after": after, **section}
+
+    def _up_to_last_tag(self, text: str, without: str) -> str:
+        groups = self.reader.groups(text)
+        return text[: groups[-1][1]] if groups else without
 
     def _lead(self, extent: Extent) -> tuple[str, str]:
         """The white space after content, and the text before the first call."""
@@ -279,14 +276,12 @@ class CallDeriver:
             self.grammar.head.strip(),
         ):
             if piece and piece in lead:
-                lead = lead[lead.rindex(piece) + len(piece) :]
-                break
+                return "", lead.rpartition(piece)[2].lstrip()
         return "", lead.lstrip()
 
-    def _split_open(self, opened: str, head: list[tuple[str, str]]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    def _split_open(self, opened: str, head: Leads) -> tuple[str, tuple[tuple[str, str], ...]]:
         """The outer delimiter of a call, and the head inside it."""
-        groups = self.reader.groups(opened)
-        cut = len(opened)
+        cut, groups = len(opened), self.reader.groups(opened)
         if len(groups) > 1:
             cut = groups[0][1] + len(leading(opened[groups[0][1] :]))
         leads = [(opened[cut:] + head[0][0], head[0][1]), *head[1:]] if head else []
@@ -298,8 +293,9 @@ def _value_opening(turn: WrittenTurn) -> str:
     return turn.between(holes[0], holes[1]) if len(holes) > 1 else ""
 
 
-def _leaves(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The values in an object by their paths, as text or JSON."""
     for key, inner in value.items():
-        yield (*path, key), inner
+        yield (*path, key), inner if isinstance(inner, str) else json.dumps(inner)
         if isinstance(inner, dict):
             yield from _leaves(inner, (*path, key))

@@ -3,16 +3,15 @@
 If a template does not close turns, the model stops by sampling the head of the next turn (GLM), and that token is
 the stop. A token after each of several calls ends a call, not the turn.
 
-An assistant's text may contain tokens that live inside a turn: a model writes ``<think>`` and ``<tool_call>``
-itself. It may not contain tokens that end or begin one: if a model repeats a user's
-``<|im_end|><|im_start|>system``, that must not end its turn when its text is rendered again. So:
+An assistant's text may contain tokens that live inside a turn, such as ``<think>``, but none that end or begin
+one: if a model repeats a user's ``<|im_end|><|im_start|>system``, its turn must not end there when rendered.
 
-- *never inside*: tokens that begin or end turns, that stop generation, or that the tokenizer's configuration
-  names (beginning, end, padding);
-- *inside*: the delimiters of reasoning, content and calls, what a generation prompt opens under any setting of
-  the variables, and any other token that the template writes only in an assistant's turn;
-- a token that is never written is inside if it is not special and looks like a tag, ``<name>`` or ``</name>``;
-- *outside*: everything else, such as role markers, markers of results, placeholders of media.
+- *Never inside*: tokens that begin or end turns, stop generation, or are named by the tokenizer's configuration
+  (beginning, end, padding).
+- *Inside*: delimiters of reasoning, content and calls, what a generation prompt opens with any variables, and any
+  other token that the template writes only in an assistant's turn.
+- A token that is never written is inside if it is not special and looks like a tag, ``<name>`` or ``</name>``.
+- *Outside*: everything else, such as markers of roles and results, and placeholders of media.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ class TurnEndings:
     heads: frozenset[int] = frozenset()
     """Control tokens that begin the next turn and stop the one before."""
     open_ended: bool = False
-    """True if turns have no closer: the head of the next turn ends them."""
+    """True if no closer ends turns, but the head of the next turn."""
     inner: frozenset[int] = frozenset()
     """Closers that also occur inside a turn: Harmony's ``<|end|>``."""
     seen: bool = False
-    """True if a probe showed the end of an answer."""
+    """True if a probe shows the end of an answer."""
 
     @property
     def stops(self) -> frozenset[int]:
@@ -96,16 +95,15 @@ def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None
     turns = [turn for turn in turn_spans(rendering, {1}) if turn.start < turn.end] if rendering else []
     if rendering is None or not turns:
         return None
-    encoded = study.encode(rendering)
-    inside = _control_tokens(encoded, turns[0].body_end, turns[0].end)
-    stop = encoded.tokens_touching(turns[0].body_end, turns[0].end)[1]
+    encoded, start, end = study.encode(rendering), turns[0].body_end, turns[0].end
+    inside, stop = _control_tokens(encoded, start, end), encoded.tokens_touching(start, end)[1]
     after = int(encoded.ids[stop]) if stop < len(encoded.ids) and encoded.control[stop] else None
     return inside[-1] if inside else None, after
 
 
 def _control_tokens(encoded: Encoded, start: int, end: int) -> list[int]:
-    first, stop = encoded.tokens_touching(start, end)
-    return [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
+    tokens = slice(*encoded.tokens_touching(start, end))
+    return list(map(int, encoded.ids[tokens][encoded.control[tokens]]))
 
 
 def find_past_close(study: TemplateStudy) -> str:
@@ -130,8 +128,8 @@ class WrittenControlTokens(NamedTuple):
 def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
     """The control tokens that an assistant's text may contain."""
     vocabulary = study.tokenizer.vocabulary
-    variables = study.tokenizer.variables.items()
-    named = {name: vocabulary.control[text].id for name, text in variables if text in vocabulary.control}
+    control, variables = vocabulary.control, study.tokenizer.variables.items()
+    named = {name: control[text].id for name, text in variables if text in control}
     never = set(study.eos) | _spelled(vocabulary, grammar.head)
     for tools in (False, True):
         never |= study.endings(tools).closers | study.endings(tools).heads
@@ -140,18 +138,14 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
     prompts = (study.prompts.alone(False, toggle) for toggle in study.toggles)
     added = (prompt.added for prompt in prompts if prompt is not None)
     delimiters = _spelled(vocabulary, "\n".join([*_delimiters(grammar), *added]))
-    inside = (delimiters | (tokens.assistant - tokens.elsewhere)) - never
-    tags = {
-        token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)
-    }
-    return frozenset(inside | (tags - tokens.all - set(named.values()) - never))
+    inside = delimiters | (tokens.assistant - tokens.elsewhere)
+    tags = {token.id for text, token in control.items() if not token.special and _TAG.fullmatch(text)}
+    return frozenset((inside | (tags - tokens.all - set(named.values()))) - never)
 
 
 def written_control_tokens(study: TemplateStudy) -> WrittenControlTokens:
-    roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][
-        :64
-    ]  # maybe other roles
-    role_turns = [(probes.USER, {"role": role, "content": "words"}, probes.USER) for role in roles]
+    words = list(filter(_ROLE.fullmatch, sorted(study.template.constants)))[:64]  # perhaps other roles
+    role_turns = [(probes.USER, {"role": word, "content": "words"}, probes.USER) for word in words]
     tokens = WrittenControlTokens(set(), set(), set())
     for tools, prompt in itertools.product((False, True), (False, True)):
         for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS, *role_turns):
@@ -182,13 +176,18 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
             calls.begin,
             calls.end,
         )
-        yield from (calls.close, calls.key_open, calls.value_open, calls.value_close)
-        yield from (calls.string_open, calls.quote)
+        yield from (
+            calls.close,
+            calls.key_open,
+            calls.value_open,
+            calls.value_close,
+            calls.string_open,
+            calls.quote,
+        )
         yield from (*(text for text, _ in calls.head), *(text for _, text in calls.typed_opens))
 
 
 def _spelled(vocabulary: Vocabulary, text: str) -> set[int]:
     pattern = vocabulary.control_pattern
-    return (
-        {vocabulary.control[match[0]].id for match in pattern.finditer(text)} if pattern is not None else set()
-    )
+    names = pattern.findall(text) if pattern is not None else ()
+    return {vocabulary.control[name].id for name in names}

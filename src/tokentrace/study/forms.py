@@ -1,7 +1,7 @@
 """Which forms of messages a template reads, learned by tracing.
 
-A probe is rendered in each form, in several places. The template reads a form if the output has the words of a
-message with the origin of their field, whole and alone: not printed as a Python list, not encoded twice.
+A probe is rendered in each form, in several places. The template reads a form if the output has a message's words
+with the origin of their field, whole and alone: not printed as a Python list, not encoded twice.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Spans = Sequence[tuple[FieldPath, str]]
 """Texts of one message's fields, each with its path."""
 _PARTS: Final = [{"type": "text", "text": word} for word in ("wordone", "wordtwo")]
 _ODD_ROLE: Final = "probe_role"
+_AFTER: Final[tuple[Probe, ...]] = ((), (USER,))
 _TOOLS: Final = (False, True)
 _CALL_CASES: Final = tuple(itertools.product(((RESULT,), ()), _TOOLS))
 """What follows a call, and whether a tool is declared."""
@@ -55,20 +56,17 @@ class TemplateForms:
         renderings: dict[Silence, list[str]] = {}
         for silence in Silence:
             message = {"role": "assistant", **silence.fields}
-            drawn = [self._study.probe([USER, message, *after]) for after in ((), (USER,))]
-            texts = [
-                one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins
-            ]
+            drawn = [self._study.probe([USER, message, *after]) for after in _AFTER]
+            texts = [one.text for one in drawn if one and Origin.of(1, "content") not in one.origins]
             if len(texts) == len(drawn):
                 renderings[silence] = texts
-        return tuple(
-            silence for silence, texts in renderings.items() if texts == next(iter(renderings.values()))
-        )
+        first = next(iter(renderings.values()), [])
+        return tuple(silence for silence, texts in renderings.items() if texts == first)
 
     @computed
     def prints_roles(self) -> bool:
         message = {"role": _ODD_ROLE, "content": "wordone"}
-        drawn = [_spans(self._study, [USER, message, *after], 1, role=True) for after in ((), (USER,))]
+        drawn = [_spans(self._study, [USER, message, *after], 1, role=True) for after in _AFTER]
         expected = {(("role",), _ODD_ROLE), (("content",), "wordone")}
         return any(drawn) and all(spans is None or expected <= set(spans) for spans in drawn)
 
@@ -187,12 +185,11 @@ class ReadCalls:
 
     @computed
     def _good(self) -> list[tuple[bool, Silence]]:
-        """The ways that are read in all cases, or else in the first, that any way is read in."""
-        cases = [
-            ways
-            for after, tools in _CALL_CASES
-            if (ways := [way for way in _WAYS if self._reads([USER, _calling(*way), *after], tools)])
-        ]
+        """The ways that are read in all cases that any way is read in, or else in the first of them."""
+        cases = []
+        for after, tools in _CALL_CASES:
+            cases.append([way for way in _WAYS if self._reads([USER, _calling(*way), *after], tools)])
+        cases = list(filter(None, cases))
         always = [way for way in _WAYS if all(way in ways for ways in cases)]
         return (always or cases[0]) if cases else []
 
@@ -203,11 +200,12 @@ class ReadCalls:
         inner = [(path[3:], text) for path, text in spans if path[:3] == ("tool_calls", 0, "function")]
         named = any(path == ("name",) for path, _ in inner) or any(path[2:] == ("id",) for path, _ in spans)
         texts = {path: text for path, text in inner if path[:1] == ("arguments",)}
-        by_itself = ("arguments",) not in texts and all(
-            value in texts.get(("arguments", key), "") and ("arguments", key, KEY) in texts
+        base: FieldPath = ("arguments",)
+        by_itself = base not in texts and all(
+            value in texts.get((*base, key), "") and (*base, key, KEY) in texts
             for key, value in TWO_ARGUMENTS.items()
         )
-        return named and (by_itself or _is_json(inner, ("arguments",)))
+        return named and (by_itself or _is_json(inner, base))
 
 
 def _calling(as_mapping: bool, silence: Silence) -> Message:
@@ -232,11 +230,8 @@ def _spans(
         rendering = study.probe(as_parts, tools)
     if rendering is None:
         return None
-    return [
-        (origin.path, text)
-        for text, _, origin in rendering.spans()
-        if origin is not None and origin.message == at and origin.path and (role or not origin.is_role)
-    ]
+    spans = ((origin, text) for text, _, origin in rendering.spans() if origin and origin.message == at)
+    return [(origin.path, text) for origin, text in spans if origin.path and (role or not origin.is_role)]
 
 
 def _is_json(spans: Spans | None, path: FieldPath) -> bool:

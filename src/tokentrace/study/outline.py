@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TemplateOutline:
-    """The scaffold of a template's turns; empty if the template refuses such a turn."""
+    """The scaffold of a template's turns; empty for a turn that the template refuses."""
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
@@ -63,12 +63,10 @@ class TemplateOutline:
     @computed
     def _called(self) -> Rendering | None:
         replies: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
-        for reply, as_text in itertools.product(replies, (False, True)):
-            called = {**reply, "tool_calls": [call(as_text=as_text)]}
-            rendering = self._study.probe([USER, called, RESULT])
-            if rendering is not None:
-                return rendering
-        return None
+        ways = itertools.product(replies, (False, True))
+        called = ({**reply, "tool_calls": [call(as_text=as_text)]} for reply, as_text in ways)
+        renderings = (self._study.probe([USER, message, RESULT]) for message in called)
+        return next((rendering for rendering in renderings if rendering is not None), None)
 
 
 def _turn(rendering: Rendering | None, message: int) -> str:
@@ -82,8 +80,7 @@ def _hole(origin: Origin | None, text: str) -> str:
         return text
     if origin.field is None:
         return "⟨?⟩"
-    path = origin.path
-    last = path[-1]
+    path, last = origin.path, origin.path[-1]
     inside = path[path.index("arguments") + 1 :] if "arguments" in path else ()
     if inside and inside != (KEY,):
         return "⟨key⟩" if last == KEY else "⟨value⟩"
@@ -101,12 +98,9 @@ def recognise(study: TemplateStudy, renderer: str) -> str:
     if isinstance(template, PythonFormat):
         return next((family.name for family in FAMILIES if family.format is template), "default")
     if renderer == "auto":
-        fits = (
-            family.name for family in FAMILIES if family.format is None and not family.differs(study.outline)
-        )
-        return next(fits, "default")
-    difference = BY_NAME[renderer].differs(study.outline)
-    if difference:
+        families = (family for family in FAMILIES if family.format is None)
+        return next((family.name for family in families if not family.differs(study.outline)), "default")
+    if difference := BY_NAME[renderer].differs(study.outline):
         problem = f"this template does not behave like {renderer}: {difference}"
         raise RendererError(f"{problem}; renderer='auto' takes any template")
     return renderer

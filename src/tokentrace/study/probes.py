@@ -37,13 +37,8 @@ def calling(*calls: Mapping[str, Any], **fields: Any) -> Message:
 
 
 def result(number: int = 1, **fields: Any) -> Message:
-    message = {
-        "role": "tool",
-        "name": f"probe{number}",
-        "tool_call_id": f"call0000{number}",
-        "content": "result",
-    }
-    return {**message, **fields}
+    call_id = f"call0000{number}"
+    return {"role": "tool", "name": f"probe{number}", "tool_call_id": call_id, "content": "result", **fields}
 
 
 RESULT: Final = result()
@@ -51,14 +46,13 @@ RESULT: Final = result()
 
 def stringified(message: Message) -> Message:
     """A message with arguments as JSON text, and None for empty content next to calls."""
-    calls = message.get("tool_calls")
-    if not calls:
+    if not message.get("tool_calls"):
         return message
-    changed = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-        for call in calls
-    ]
-    return {**message, "content": message.get("content") or None, "tool_calls": changed}
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        calls.append({**call, "function": {**function, "arguments": json.dumps(function["arguments"])}})
+    return {**message, "content": message.get("content") or None, "tool_calls": calls}
 
 
 ANSWERED: Final[Probe] = (USER, ANSWER)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .study import TemplateStudy
 
 
+Prompt = GenerationPrompt | None
+
+
 class GenerationPrompts:
     """Generation prompts of one template.
 
@@ -27,13 +30,11 @@ class GenerationPrompts:
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
         self._end_in = functools.lru_cache(1024)(functools.partial(_prompt_end, study.tokenizer))
-        """Cached, because most turns begin the same way."""
+        """Cached, because most turns begin alike."""
 
-    def before(
-        self, turns: Sequence[TurnSpan], messages: Messages, run: TryRun
-    ) -> list[GenerationPrompt | None]:
+    def before(self, turns: Sequence[TurnSpan], messages: Messages, run: TryRun) -> list[Prompt]:
         """The generation prompt of each turn; None if the template refuses one there."""
-        prompts: dict[int, GenerationPrompt | None] = {0: None}
+        prompts: dict[int, Prompt] = {0: None}
         counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
         for count in counts:
             if count not in prompts:
@@ -41,35 +42,30 @@ class GenerationPrompts:
         return [prompts[count] for count in counts]
 
     @computed
-    def constant(self) -> GenerationPrompt | None:
+    def constant(self) -> Prompt:
         """The prompt of every turn, if it is surely the same for all."""
         if not self._study.template.asks_alike:
             return None
-        prompts: list[GenerationPrompt | None] = []
+        prompts: list[Prompt] = []
         for messages in (CONTINUED, (USER,)):
             plain, prompted = (self._study.probe(messages, False, prompt) for prompt in (False, True))
             if prompted is not None and plain is not None and len(messages) - 1 in prompted.turns:
                 prompts.append(GenerationPrompt.between(plain, prompted))
-        return prompts[0] if prompts and all(prompt == prompts[0] for prompt in prompts) else None
+        return prompts[0] if len(set(prompts)) == 1 else None
 
-    def alone(self, has_tools: bool, changes: Mapping[str, Any] | None = None) -> GenerationPrompt | None:
+    def alone(self, has_tools: bool, changes: Mapping[str, Any] | None = None) -> Prompt:
         """The generation prompt after a single question."""
         plain, prompted = (self._study.probe((USER,), has_tools, prompt, changes) for prompt in (False, True))
         return GenerationPrompt.between(plain, prompted)
 
     def length(
-        self,
-        encoded: Encoded,
-        turn: TurnSpan,
-        prompt: GenerationPrompt | None,
-        alternatives: Callable[[], Iterable[str]],
+        self, encoded: Encoded, turn: TurnSpan, prompt: Prompt, alternatives: Callable[[], Iterable[str]]
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt; None if it is not there.
 
         It may have been written before the turn. A turn may begin with one of the `alternatives` instead.
         """
-        tail = None if prompt is None else prompt.tail
-        text = encoded.rendering.text
+        tail, text = None if prompt is None else prompt.tail, encoded.rendering.text
         if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):
             return len(tail)  # nearly all turns
         # it may begin in the turn before, with a separator, and end in a field that brings its own ``<think>``
@@ -77,9 +73,7 @@ class GenerationPrompts:
         if tail and 0 <= whole <= turn.body:
             end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern
             names = pattern.finditer(text, turn.body, end) if pattern is not None and end > turn.body else ()
-            if all(
-                encoded.control[encoded.first_touching([match.start()])[0]] for match in names
-            ):  # not letters
+            if encoded.control[encoded.first_touching([match.start() for match in names])].all():  # not letters
                 return end - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None

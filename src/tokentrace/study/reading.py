@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..conversation.messages import Messages
 from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
-from .probes import USER, call
+from .probes import ONE_ARGUMENT, USER, call
 from .turns import find_turns
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Hole:
 
 @dataclass(slots=True)
 class WrittenTurn:
-    """A turn, without (`text`) and with (`full`) its ending. False if it shows no field."""
+    """A turn with its ending (`full`) and without (`text`). False if it shows no field."""
 
     full: str = ""
     text: str = ""
@@ -51,13 +51,11 @@ class WrittenTurn:
         at = 0
         for text, _, origin in rendering.spans(start, stop):
             hole, at = _hole(at, at + len(text), origin), at + len(text)
-            if (
-                hole is not None
-                and holes
-                and holes[-1] == replace(hole, start=holes[-1].start, stop=hole.start)
-            ):
+            if hole is None:
+                continue
+            if holes and holes[-1] == replace(hole, start=holes[-1].start, stop=hole.start):
                 hole = replace(hole, start=holes.pop().start)
-            holes += [hole] if hole is not None else []
+            holes.append(hole)
         full = rendering.text[start:stop]
         after = max((hole.stop for hole in holes), default=0)
         places = [at for at in (full.find(token, after) for token in ends) if at >= 0]
@@ -67,9 +65,8 @@ class WrittenTurn:
         return bool(self.holes)
 
     def after(self, at: int) -> WrittenTurn:
-        holes = [
-            replace(one, start=one.start - at, stop=one.stop - at) for one in self.holes if one.start >= at
-        ]
+        later = (hole for hole in self.holes if hole.start >= at)
+        holes = [replace(hole, start=hole.start - at, stop=hole.stop - at) for hole in later]
         return WrittenTurn(self.full[at:], self.text[at:], holes)
 
     def first(self, name: str, call: int = -1) -> Hole | None:
@@ -113,12 +110,12 @@ class TurnReader:
         self.ends = sorted(stops, key=len, reverse=True)
         """The texts that end a turn."""
         self.body = ""
-        """What precedes the body of a call's message, if calls are messages."""
+        """What a call's arguments follow, if calls are messages."""
         self.notes: list[str] = []
         controls = sorted(vocabulary.control, key=len, reverse=True)
         self._compile(map(re.escape, controls))
-        tag = self._control_tag(vocabulary.control_pattern) if vocabulary.control_pattern is not None else None
-        if tag is not None:
+        pattern = vocabulary.control_pattern
+        if pattern is not None and (tag := self._control_tag(pattern)) is not None:
             opens, closes = (f"(?:{'|'.join(map(re.escape, some))})" for some in tag)
             plain = (re.escape(text) for text in controls if text not in {*tag[0], *tag[1]})
             self._compile([f"{opens}{_NAME}(?:{closes}|=|(?=\\s))", *plain])
@@ -131,37 +128,38 @@ class TurnReader:
 
     def _control_tag(self, pattern: re.Pattern[str]) -> tuple[list[str], list[str]] | None:
         """What begins and ends tags such as ``<|open|>think<|sep|>…<|close|>think<|sep|>``."""
-        for turn in (self.turn({"content": "answer"}), self.called({"key": "value"})):
+        for turn in (self.turn({"content": "answer"}), self.called()):
             openings: dict[tuple[str, str], str] = {}
             for left, right in itertools.pairwise(pattern.finditer(turn.full)):
                 name = turn.full[left.end() : right.start()]
-                opened = (
-                    openings.setdefault((name, right[0]), left[0]) if re.fullmatch(_NAME, name) else left[0]
-                )
-                if len({opened, left[0], right[0]}) == 3:
-                    return [opened, left[0]], [right[0]]
+                if re.fullmatch(_NAME, name):
+                    opened = openings.setdefault((name, right[0]), left[0])
+                    if len({opened, left[0], right[0]}) == 3:
+                        return [opened, left[0]], [right[0]]
         return None
+
+    def note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     # -- turns
 
     def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> WrittenTurn:
-
         def render(some: Messages, prompt: bool) -> Rendering | None:
-            return self._study.probe(some, self._tools, prompt, variables or {})
+            return self._study.probe(some, self._tools, prompt, variables)
 
         messages = [USER, {"role": "assistant", **fields}]
-        rendering = render(messages, False)
-        if rendering is None:
+        if (rendering := render(messages, False)) is None:
             return WrittenTurn()
         turns, _ = find_turns(rendering, messages, render, self._study.tokenizer, only=1)
         turns = [turn for turn in turns if turn.message == 1 and turn.start < turn.end]
         return WrittenTurn.read(rendering, turns[0].start, turns[-1].end, self.ends) if turns else WrittenTurn()
 
-    def called(self, *arguments: Any, content: str | None = None) -> WrittenTurn:
-        """A turn with calls, in the first form in which the template shows all of it."""
+    def called(self, *arguments: Mapping[str, Any], content: str | None = None) -> WrittenTurn:
+        """A turn with one or more calls, in the first form that the template shows all of."""
         contents: tuple[str | None, ...] = (content,) if content else ("", None)
         for text, as_text in itertools.product(contents, (False, True)):
-            calls = [call(at, some, as_text=as_text) for at, some in enumerate(arguments, 1)]
+            calls = [call(at, some, as_text=as_text) for at, some in enumerate(arguments or (ONE_ARGUMENT,), 1)]
             turn = self.turn({"content": text, "tool_calls": calls})
             first, before = turn.first_of_calls(), turn.first("content")
             complete = all(turn.first("name", at) or turn.first("id", at) for at in range(len(calls)))
@@ -174,13 +172,12 @@ class TurnReader:
 
     # -- scaffold
 
-    def common_prefix(self, one: str, other: str) -> str:
+    def common_prefix(self, *texts: str) -> str:
         """What two texts begin with, in whole lexemes."""
-        return "".join(_common(self._lexeme.findall(one), self._lexeme.findall(other)))
+        return "".join(_common(*map(self._lexeme.findall, texts)))
 
-    def common_suffix(self, one: str, other: str) -> str:
-        shared = _common(self._lexeme.findall(one)[::-1], self._lexeme.findall(other)[::-1])
-        return "".join(reversed(shared))
+    def common_suffix(self, *texts: str) -> str:
+        return "".join(reversed(_common(*(self._lexeme.findall(text)[::-1] for text in texts))))
 
     def groups(self, text: str) -> list[tuple[int, int]]:
         """Where the tags of a text are. Adjacent tags count as one."""
@@ -193,9 +190,9 @@ class TurnReader:
         return groups
 
 
-def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
-    pairs = zip(one, other, strict=False)
-    return [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+def _common(*lists: list[str]) -> list[str]:
+    same = itertools.takewhile(lambda row: len(set(row)) == 1, zip(*lists, strict=False))
+    return [row[0] for row in same]
 
 
 def leading(text: str) -> str:

@@ -1,8 +1,7 @@
 """Which tokens of a rendering the model samples.
 
 A token is sampled if it is in an assistant's turn (`study.turns`), after the generation prompt that the template
-writes at that point of the conversation (`study.prompts`), up to and including the control token that ends the
-turn (`study.endings`). None of this is declared per model.
+writes there (`study.prompts`), up to and including the control token that ends the turn (`study.endings`).
 """
 
 import bisect
@@ -22,20 +21,18 @@ from .turns import TurnSpan, find_turns
 
 @dataclass(slots=True)
 class SampledTurn:
-    """The tokens of one turn that the model samples, the stop token included."""
+    """The sampled tokens of one turn, the stop token included."""
 
     message: int
     start: int
     stop: int
     stop_token: int | None
     other_prompt: str = ""
-    """This turn's generation prompt, if other ids precede the turn."""
+    """The turn's generation prompt, if other ids precede the turn."""
 
 
 @dataclass(slots=True)
 class Sampling:
-    """The sampled turns, and notes on what is unclear."""
-
     turns: list[SampledTurn] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -58,7 +55,7 @@ def find_sampled(
     @functools.cache
     def alternatives() -> set[str]:
         """Prompts that a turn may begin with instead of its own."""
-        every = {id(one): one for one in (study.prompts.alone(bool(tools)), *prompts)}.values()
+        every = {study.prompts.alone(bool(tools)), *prompts}
         return {text for prompt in every if prompt is not None for text in prompt.texts}
 
     pairs = list(zip(turns, prompts, strict=True))
@@ -70,7 +67,7 @@ def find_sampled(
         if length is None:
             problem = "this turn does not start with the template's generation prompt"
             sampling.notes.append(f"message {turn.message}: {problem}; the whole turn counts as sampled")
-        sampled = _sampled_turn(encoded, turn, begin, start, endings)
+        sampled = _sampled(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
             follows_prompt = after == start and encoded.rendering.text.endswith(prompt.texts, 0, begin)
             sampled.other_prompt = "" if follows_prompt else prompt.texts[0]
@@ -82,21 +79,18 @@ def find_sampled(
 
 def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> tuple[int, int | None]:
     """The token after the turn, and the stop token before it, if any."""
-    end = _sampled_turn(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
+    end = _sampled(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
     return end.stop, end.stop_token
 
 
-def _sampled_turn(
-    encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings
-) -> SampledTurn:
+def _sampled(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:
     """A turn's sampled tokens, from character `begin` in token `start`."""
     message = turn.message
     tokens, ids, starts, ends = encoded.control_tokens
     after = bisect.bisect_left(starts, turn.end)  # the first control token after the turn
     if begin > turn.end:
         after = max(after, bisect.bisect_right(ends, begin))
-    least = max(begin, turn.body_end)
-    last = after - 1
+    least, last = max(begin, turn.body_end), after - 1
     while last >= 0 and ends[last] > least:
         if ids[last] in endings.closers:
             return SampledTurn(message, start, tokens[last] + 1, ids[last])
@@ -105,12 +99,7 @@ def _sampled_turn(
     if after < len(tokens) and tokens[after] == stop and ids[after] in endings.heads:
         return SampledTurn(message, start, stop + 1, ids[after])
     # no turn in the probes had an end: a control token after this turn's text is its stop
-    if (
-        not endings.seen
-        and not endings.open_ended
-        and not endings.closers
-        and after
-        and ends[after - 1] > least
-    ):
+    unseen = not (endings.seen or endings.open_ended or endings.closers)
+    if unseen and after and ends[after - 1] > least:
         return SampledTurn(message, start, tokens[after - 1] + 1, ids[after - 1])
     return SampledTurn(message, start, stop, None)

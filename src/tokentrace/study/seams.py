@@ -1,10 +1,10 @@
 """Seams: what a template writes after an assistant's turn when more messages follow.
 
-The bridge never renders the past. It renders ``[a small context, an assistant's turn, the new messages]`` and
-keeps what follows that turn's end. This is right only if what follows does not depend on the context. We check:
+The bridge renders ``[a small context, a stand-in for the assistant's turn, the new messages]`` and keeps what
+follows the turn. This is right only if that does not depend on the context. We check:
 
-- *values*: by the trace, no text of the context or of the stand-in for the assistant's turn may appear after the
-  turn's end, unless it is known to be the true one (the name of the called function).
+- *values*: by the trace, no text of the context or the stand-in may appear after the turn, unless it is known
+  to be the true one (the name of the called function).
 - *control flow*: for each shape of new messages, several contexts and stand-ins are tried once and must agree.
 - *order*: no text of the new messages may come before the turn's end.
 """
@@ -30,7 +30,7 @@ class RefusalReason(StrEnum):
     """Why the bridge cannot prove that a prompt extends the stream."""
 
     EMPTY_STREAM = "empty_stream"
-    """There is no prompt to extend: its ids were lost or zeroed."""
+    """There is no prompt to extend: its ids were lost."""
     TEMPLATE_REFUSED = "template_refused"
     """The template refuses the new messages after an assistant's turn."""
     NO_TURN_END = "no_turn_end"
@@ -40,7 +40,7 @@ class RefusalReason(StrEnum):
     CONTEXT_DEPENDENT = "context_dependent"
     """What follows depends on earlier messages, which the bridge does not see."""
     REPEATS_PAST = "repeats_past"
-    """The template repeats text of an earlier message, which the bridge cannot see."""
+    """The template repeats text of an earlier message, which the bridge does not see."""
     UNKNOWN_VALUE = "unknown_value"
     """The template repeats a value of the assistant's message that is not known."""
     TRUNCATED = "truncated"
@@ -102,27 +102,24 @@ EncodedTurns = tuple[Encoded, list[TurnSpan]]
 
 
 def find_continuation(
-    conversation: Messages,
-    first_new: int,
-    encode: Callable[[Messages, int], EncodedTurns],
-    endings: TurnEndings,
+    conversation: Messages, first_new: int, encode: Callable[[], EncodedTurns], endings: TurnEndings
 ) -> Continuation | BridgeRefusal:
     at = first_new - 1
     try:
-        encoded, turns = encode(conversation, at)
+        encoded, turns = encode()
     except TemplateError as error:
         return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, error.problem)
     except InputError as error:
         raise error.renumbered(first_new) from None
-    spans = [span for span in turns if span.message == at and span.start < span.end]
-    if not spans:
+    turn = next((turn for turn in turns if turn.message == at and turn.start < turn.end), None)
+    if turn is None:
         problem = "the template does not show where the assistant's turn is"
         return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
-    stop, stop_token = turn_end(encoded, spans[0], endings)
-    if stop_token is None and stop and encoded.position(stop) != spans[0].end:
+    stop, stop_token = turn_end(encoded, turn, endings)
+    if stop_token is None and stop and encoded.position(stop) != turn.end:
         problem = "a token crosses the end of the assistant's turn"
         return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
-    return Continuation(encoded, conversation, first_new, stop, stop_token, spans[0])
+    return Continuation(encoded, conversation, first_new, stop, stop_token, turn)
 
 
 # -- stand-ins
@@ -169,10 +166,8 @@ class StandIn:
             for at, answer in enumerate(answered or [{}]):
                 call_id = answer.get("tool_call_id")
                 call_id = call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
-                function = {
-                    "name": names[at] if at < len(names) else "unknown_function",
-                    "arguments": arguments,
-                }
+                name = names[at] if at < len(names) else "unknown_function"
+                function = {"name": name, "arguments": arguments}
                 message["tool_calls"].append({"id": call_id, "type": "function", "function": function})
         return message
 
@@ -182,9 +177,8 @@ def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
     if not after_call:
         yield StandIn()
         return
-    for single, text_arguments, content in itertools.product(
-        (False, True), (False, True), ("", None, "answer")
-    ):
+    ways = itertools.product((False, True), (False, True), ("", None, "answer"))
+    for single, text_arguments, content in ways:
         yield StandIn(content, calls=True, text_arguments=text_arguments, single=single)
 
 
@@ -206,7 +200,7 @@ def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
-    """All that a template's control flow is likely to look at, with the `words` it looks for.
+    """All that a template's control flow may look at, with the `words` it looks for.
 
     Raises InputError for a field that contains itself, or is too deep or too large to print.
     """
@@ -241,7 +235,7 @@ def _sketch(value: Any) -> str:
 def check_continuation(
     continuation: Continuation, name_count: int, *, true_context: bool = False
 ) -> BridgeRefusal | None:
-    """Refuse if old text follows the turn (but for a true context), or new text precedes it."""
+    """Refuse if old text follows the turn (except of a true context), or new text precedes it."""
     rendering, cut, first, stop = continuation.encoded.rendering, continuation.cut, continuation.first_new, 0
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
         start, stop = stop, end
@@ -254,16 +248,17 @@ def check_continuation(
             return BridgeRefusal(RefusalReason.MOVED, problem, message - first)
         if message >= first or stop <= cut:
             continue
-        if message == first - 1 and origin.field != "tool_calls":
+        if message < first - 1:
+            if not true_context:
+                problem = f"the template writes {path} of an earlier message after the assistant's turn"
+                advice = "pass messages=, the conversation so far"
+                return BridgeRefusal(RefusalReason.REPEATS_PAST, f"{problem}; {advice}")
+        elif origin.field != "tool_calls":
             problem = f"the template writes {path} of the assistant's message after the messages that answer it"
             return BridgeRefusal(RefusalReason.REPEATS_PAST, problem)
-        named = origin[-1] == "name" and int(origin.path[1]) < name_count  # results bring names and ids
-        if message == first - 1 and not named and origin[-1] != "id":
+        elif not (origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < name_count)):
+            # results bring names and ids
             problem = f"the template repeats {path} of the assistant's message after its turn"
             advice = "give tool results the name of the function they answer"
             return BridgeRefusal(RefusalReason.UNKNOWN_VALUE, f"{problem}; {advice}")
-        if message < first - 1 and not true_context:
-            problem = f"the template writes {path} of an earlier message after the assistant's turn"
-            advice = "pass messages=, the conversation so far"
-            return BridgeRefusal(RefusalReason.REPEATS_PAST, f"{problem}; {advice}")
     return None

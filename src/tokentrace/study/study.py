@@ -1,7 +1,7 @@
 """TemplateStudy: what we learn about one template, once.
 
-A study depends only on a template, its variables and a tokenizer, so it serves every renderer of a template
-(`study_of`). It renders each probe once, and finds each fact on first use, in one thread while others wait.
+A study depends only on a template, its variables and a tokenizer, so renderers share it (`study_of`). It renders
+each probe once, and finds each fact on first use, in one thread while others wait.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from .outline import TemplateOutline
 from .probes import REASONED, STAND_IN_TOOL, Probe, stringified
 from .prompts import GenerationPrompts
 
+Changes = Mapping[str, Any] | None
+
 
 class TemplateStudy:
     """What is known about one template with its variables."""
 
     def __init__(self, template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
-        self.template = template
-        self.tokenizer = tokenizer
+        self.template, self.tokenizer = template, tokenizer
         self.variables = {**tokenizer.variables, **wrap_variables(variables)}
         self.cache = Memory()
         self.forms = TemplateForms(self)
@@ -50,20 +51,16 @@ class TemplateStudy:
     # -- rendering
 
     def run(self, tools: TracedList | None, messages: Messages, prompt: bool) -> Rendering:
-        """Run the template on a conversation. Nothing is cached."""
+        """Run the template on a conversation, without caching."""
         return self.template.render(messages, tools, add_generation_prompt=prompt, variables=self.variables)
 
     def probe(
-        self,
-        messages: Probe,
-        tools: bool = False,
-        prompt: bool = False,
-        changes: Mapping[str, Any] | None = None,
+        self, messages: Probe, tools: bool = False, prompt: bool = False, changes: Changes = None
     ) -> Rendering | None:
         """A probe, rendered once; None if the template refuses it. Do not modify the result.
 
-        `tools` declares the stand-in tool. A template that `needs_tools` gets it, too, if it refuses the probe
-        without. `changes` are other values of variables. After one TemplateLimitError, every probe raises it.
+        `tools` declares the stand-in tool, also if a template that `needs_tools` refuses the probe without.
+        `changes` are other values of variables. After one TemplateLimitError, every probe raises it.
         """
         rendering = self._rendered(messages, tools, prompt, changes)
         if rendering is None and not tools and self.needs_tools():
@@ -71,13 +68,15 @@ class TemplateStudy:
         return rendering
 
     def _rendered(
-        self, messages: Probe, tools: bool, prompt: bool = False, changes: Mapping[str, Any] | None = None
+        self, messages: Probe, tools: bool, prompt: bool = False, changes: Changes = None
     ) -> Rendering | None:
         def render() -> Rendering | None:
             if self._limit is not None:
                 raise self._limit
-            variables = {**self.variables, **wrap_variables(changes or {})}
-            declared = self._tool if tools else None
+            variables, declared = (
+                {**self.variables, **wrap_variables(changes or {})},
+                self._tool if tools else None,
+            )
             try:
                 return self.template.render(
                     messages, declared, add_generation_prompt=prompt, variables=variables
@@ -143,9 +142,7 @@ class TemplateStudy:
     def _derived(self, tools: bool, declared: bool) -> TurnGrammar:
         seen = self.endings(tools)
         ends = seen.stops | seen.closers | self.eos
-        return self.cache.once(
-            ("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared)
-        )
+        return self.cache.once((ends, declared), lambda: derive.template_grammar(self, ends, declared))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
@@ -158,7 +155,7 @@ _SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValu
 def study_of(
     template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None
 ) -> TemplateStudy:
-    """The study of a template, shared for equal templates and plain variables while anyone uses it.
+    """The study of a template, shared for equal templates and plain variables while in use.
 
     Two threads that ask first at the same time may get one study each.
     """
@@ -168,6 +165,6 @@ def study_of(
         return TemplateStudy(template, tokenizer, settings)
     identity = template.digest if isinstance(template, ChatTemplate) else id(template)
     key = (type(template), identity, id(tokenizer), repr(sorted(settings.items())))
-    return _SHARED.get(key) or _SHARED.setdefault(
-        key, TemplateStudy(template, tokenizer, copy.deepcopy(settings))
-    )
+    if (study := _SHARED.get(key)) is None:
+        study = _SHARED.setdefault(key, TemplateStudy(template, tokenizer, copy.deepcopy(settings)))
+    return study

@@ -1,9 +1,8 @@
 """Turns: where each one is in a rendering.
 
-The trace says in whose turn each span was written (`turn_spans`). Some templates collect their whole output in a
-variable and print it at the end, so scaffold has no owner. For these, `find_turns` renders the conversation up to
-each turn: the turn begins where the prompt for it ends, and ends where the conversation with it ends. This works
-only if the template does not rewrite the past.
+The trace says in whose turn each span was written (`turn_spans`). Some templates print their whole output at the
+end, so scaffold has no owner. For these, `find_turns` renders the conversation up to each turn: it begins where
+its prompt ends, and ends where the conversation with it ends, unless the template rewrites the past.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class TurnSpan:
 
 
 def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list[TurnSpan]:
-    """The turns, perhaps of `only` some messages. One has several spans if others interrupt it."""
+    """The turns, perhaps of `only` some messages. An interrupted turn has several spans."""
     turns: list[TurnSpan] = []
     turn: TurnSpan | None = None
     start, current, before = 0, -1, -1
@@ -60,7 +59,7 @@ def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list
 
 
 def shows_field(rendering: Rendering, fields: Container[str | None], message: int | None = None) -> bool:
-    """Whether a rendering has text of one of these fields, of one message or of any."""
+    """Whether a rendering has text of one of these fields, of one or any message."""
     origins = (origin for origin in rendering.origins if origin is not None)
     return any(origin.field in fields and message in (None, origin.message) for origin in origins)
 
@@ -69,7 +68,7 @@ def find_turns(
     rendering: Rendering, messages: Messages, run: TryRun, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
     """The assistants' turns of a rendering, and notes on those (or `only` one) that are not proven."""
-    notes: list[str] = []
+    text, notes = rendering.text, list[str]()
     assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
     turns = turn_spans(rendering, assistants)
     missing = assistants - {turn.message for turn in turns}
@@ -77,34 +76,32 @@ def find_turns(
         origins = (origin for origin in rendering.origins if origin is not None)
         missing &= {origin.message for origin in origins if origin.field not in (None, "role")}
     for index in sorted(missing if only is None else missing & {only}):
-        start = _after_prompt(rendering, messages[:index], run, tokenizer)
+        start = _after_prompt(text, messages[:index], run, tokenizer)
         last = rendered_after(messages[: index + 1], run)
-        end = len(last.text) if last is not None and rendering.text.startswith(last.text) else -1
+        end = len(last.text) if last is not None and text.startswith(last.text) else -1
         if start is None or end < start:
             problem = "the template does not show where its turn is, and it cannot be proven"
             notes.append(f"message {index}: {problem}; none of it counts as sampled")
             continue
         ends = zip(rendering.ends, rendering.origins, strict=True)
         places = (at for at, origin in ends if origin is not None and origin.message == index)
-        stops = [at for at in places if start < at <= end]
-        turns.append(TurnSpan(index, start, end, start, stops[-1] if stops else start, index - 1))
+        body_end = max((at for at in places if start < at <= end), default=start)
+        turns.append(TurnSpan(index, start, end, start, body_end, index - 1))
     return sorted(turns, key=lambda turn: turn.start) if missing else turns, notes
 
 
-def _after_prompt(rendering: Rendering, messages: Messages, run: TryRun, tokenizer: Tokenizer) -> int | None:
-    """Where the generation prompt after `messages` ends in the rendering."""
+def _after_prompt(text: str, messages: Messages, run: TryRun, tokenizer: Tokenizer) -> int | None:
+    """Where the generation prompt after `messages` ends in the text."""
     if not messages:
         return 0
     plain = rendered_after(messages, run)
-    if plain is None or not rendering.text.startswith(plain.text):
+    if plain is None or not text.startswith(plain.text):
         return None
-    prompt, before = (
-        GenerationPrompt.between(plain, rendered_after(messages, run, prompt=True)),
-        len(plain.text),
-    )
+    prompt = GenerationPrompt.between(plain, rendered_after(messages, run, prompt=True))
     if prompt is None:
         return None
-    return before + matched_prefix(rendering.text[before:], prompt.added, cut_points(prompt.added, tokenizer))
+    before = len(plain.text)
+    return before + matched_prefix(text[before:], prompt.added, cut_points(prompt.added, tokenizer))
 
 
 def rendered_after(messages: Messages, run: TryRun, *, prompt: bool = False) -> Rendering | None:
@@ -122,7 +119,7 @@ class GenerationPrompt:
     tail: str
     """The text after the last turn."""
     added: str
-    """What asking adds to the text. The tail may also have the end of a message (Llama's first user message with
+    """What asking adds to the text. The tail may also have a message's end (Llama's first user message, with
     tools), or lack what was written in a turn."""
 
     @classmethod
@@ -145,20 +142,18 @@ def prompt_after(messages: Messages, run: TryRun) -> GenerationPrompt | None:
 
 def cut_points(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """Where a prompt may be cut off: at tags, around control tokens, at its end."""
-    cuts = {at for at, char in enumerate(prompt) if char == "<"}
-    if tokenizer.vocabulary.control_pattern is not None:
-        for match in tokenizer.vocabulary.control_pattern.finditer(prompt):
-            cuts -= set(range(match.start() + 1, match.end()))
-            cuts |= {match.start(), match.end()}
-    return sorted(cut for cut in cuts | {len(prompt)} if cut)
+    cuts, pattern = {at for at, char in enumerate(prompt) if char == "<"}, tokenizer.vocabulary.control_pattern
+    for match in pattern.finditer(prompt) if pattern is not None else ():
+        cuts -= set(range(match.start() + 1, match.end()))
+        cuts |= set(match.span())
+    return sorted((cuts | {len(prompt)}) - {0})
 
 
 def matched_prefix(scaffold: str, prompt: str, cuts: Sequence[int]) -> int:
     """How much of the prompt the scaffold begins with, up to a cut."""
     length = common_prefix(scaffold, prompt)
-    if length in (len(prompt), len(scaffold)):
-        return length
-    return max((cut for cut in cuts if cut <= length), default=0)
+    is_whole = length in (len(prompt), len(scaffold))
+    return length if is_whole else max((cut for cut in cuts if cut <= length), default=0)
 
 
 def common_prefix(one: str, other: str) -> int:
