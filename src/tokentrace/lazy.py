@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load_on_use(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the imports of its stub.
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the imports of its stub.
 
     `import tokentrace` then costs next to nothing, and only code that uses an optional dependency needs it.
     """

@@ -4,7 +4,7 @@ import math
 import re
 from enum import StrEnum
 from numbers import Integral, Real
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from .errors import RendererError, TokentraceError, brief
 
 Setting = TypeVar("Setting", bound=StrEnum)
 Object = TypeVar("Object")
-ErrorType: TypeAlias = type[TokentraceError]
+ErrorType = type[TokentraceError]
 
 
 def choose(kind: type[Setting], name: str, value: Any, error: ErrorType = RendererError) -> Setting:
@@ -99,7 +99,7 @@ def items(name: str, value: Any, error: ErrorType = RendererError) -> list[Any]:
 
 
 def instance(name: str, value: Any, kind: type[Object], error: ErrorType = RendererError) -> Object:
-    """Return `value` if it is an instance of `kind`."""
+    """`value` if it is an instance of `kind`."""
     if not isinstance(value, kind):
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise error(f"{name} must be a {kinds}, not {brief(value)}")

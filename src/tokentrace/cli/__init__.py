@@ -4,13 +4,13 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from .options import DEBUG, debug_option
 
-COMMANDS: Final = {
+COMMANDS = {
     "render": "Render a conversation to tokens that know their origin.",
     "view": "Show trajectories or rows in a browser.",
     "audit": "Certify a tokenizer and its template.",
@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "demo": "Run rollouts through three client paths and compare them.",
 }
 """Each command, which is also the name of its function, and what it does."""
-_MODULES: Final = {"families": "render", "view": "render", "keys": "export"}
+_MODULES = {"families": "render", "view": "render", "keys": "export"}
 """Commands in modules of another name."""
 
 

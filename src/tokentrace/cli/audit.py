@@ -93,7 +93,7 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
 
 
 def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
-    """Return 1 if something does not hold."""
+    """1 if something does not hold."""
     from ..diagnose.certify import audits_document
     from ..diagnose.verdicts import Use
     from ..settings import choose
@@ -137,7 +137,7 @@ def _show_grammar(options: dict[str, Any]) -> int:
 
 
 def _show_conversation(options: dict[str, Any]) -> int:
-    """Return 1 if production, rollout and training differ."""
+    """1 if production, rollout and training differ."""
     from ..diagnose.histories import compare_histories
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
@@ -155,7 +155,7 @@ def _show_conversation(options: dict[str, Any]) -> int:
 
 
 def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
-    """Return the tokenizer and template of a name. A .jinja file belongs to the model in its folder."""
+    """The tokenizer and template of a name. A .jinja file belongs to the model in its folder."""
     path = Path(name or "")
     if path.suffix != ".jinja":
         return {"tokenizer": name, "chat_template": template}

@@ -3,7 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -12,10 +12,10 @@ from ..show.visible import counted
 from . import command, options
 from .output import ProgressBars, note, show_report, working
 
-_TEMPLATE: Final = frozenset({"tools", "kwargs", "renderer", "chat_template"})
-_COMMON: Final = _TEMPLATE | {"tokenizer", "prompt", "limit", "allow", "html", "as_json", "quiet"}
+_TEMPLATE = frozenset({"tools", "kwargs", "renderer", "chat_template"})
+_COMMON = _TEMPLATE | {"tokenizer", "prompt", "limit", "allow", "html", "as_json", "quiet"}
 """Options for every kind of file."""
-_CHECK_ONLY: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
+_CHECK_ONLY = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
 """Options for rows that are not settings of `tokenize`."""
 ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next prompt"
 """What a file can hold."""
@@ -128,7 +128,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
 
 
 def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
-    """Return the model's renderer, or its tokenizer without a template; None if the model is unknown."""
+    """The model's renderer, or its tokenizer without a template; None if the model is unknown."""
     from ..diagnose.record_files import highest_id
     from ..diagnose.rollouts import recorded_tokenizer
     from ..errors import RendererError, TemplateError

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
     from ..tokens.tokenizer import Tokenizer
 
-_PYTHON: Final = {"True": True, "False": False, "None": None}
+_PYTHON = {"True": True, "False": False, "None": None}
 
 
 def chosen_tokenizer(tokenizer: str | None) -> str:
-    """Return ``--tokenizer``, by default the embedded model, with a note."""
+    """``--tokenizer``, by default the embedded model, with a note."""
     if tokenizer is None:
         note("no --tokenizer: using the embedded pocket model")
     return tokenizer or "pocket"
 
 
 def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
-    """Return the renderer of `options.template_options`."""
+    """The renderer of `options.template_options`."""
     from ..rendering.factory import create_renderer
 
     name = chosen_tokenizer(template["tokenizer"])

@@ -14,9 +14,9 @@ from ..files import unwritable
 
 Option = Callable[[Any], Any]
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
-DEBUG: Final = "tokentrace.debug"
+DEBUG = "tokentrace.debug"
 """The context key of --debug."""
-INPUT_FILE: Final = click.Path(exists=True, dir_okay=False, allow_dash=True)
+INPUT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
 def together(*options: Option) -> Option:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a rich console that respects NO_COLOR."""
+    """A rich console that respects NO_COLOR."""
     from rich.console import Console
 
     return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto")

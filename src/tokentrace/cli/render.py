@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..samples.sample import Sample
     from ..tokens.tokenizer import Tokenizer
 
-_DETAILS: Final = {
+_DETAILS = {
     "name": "family",
     "models": "models",
     "answer": "an answer",

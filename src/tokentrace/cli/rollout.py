@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..rollout.setup import Run
     from ..rollout.store import RolloutStore
 
-_FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
+_FAILED = tuple(sorted(map(str, FAILED_ENDS)))
 
 
 @command
@@ -126,7 +126,7 @@ def _finished(run: Run, store: RolloutStore) -> str:
 async def _run(
     run: Run, store: RolloutStore, job: SimpleNamespace, crew: MakeCrew
 ) -> tuple[Summary, list[Circuit], float]:
-    """Return the summary, the endpoints' states, and how long the run waited for an engine."""
+    """The summary, the endpoints' states, and how long the run waited for an engine."""
     from ..rollout.batch import Summary, run_rollouts
     from ..rollout.cluster import run_rollouts_on_ray
     from ..rollout.patience import Patience
@@ -211,7 +211,7 @@ class _Display(ProgressBars):
 
 
 def _circuits(engine: Engine | None) -> str:
-    """Return the states of a router's endpoints; empty for a single engine."""
+    """The states of a router's endpoints; empty for a single engine."""
     circuits = getattr(engine, "circuits", [])
     away = [str(one) for one in circuits if one.cooldown]
     states = ", ".join([f"{len(circuits) - len(away)} closed", *away])

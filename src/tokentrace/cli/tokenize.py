@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..data.tokenizing import Counts, TokenizeSettings
     from ..samples.sample import Sample
 
-_OF_JOB: Final = (
+_OF_JOB = (
     *("tokenizer", "output", "trainer", "workers", "ray", "split", "overwrite"),
     *("stats", "show", "html", "as_json", "quiet"),
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 from ..errors import InputError, kind_of
 from ..errors import place as place_text
@@ -18,22 +18,22 @@ from .messages import RESULT_ROLES, Messages, is_usual, placed_functions
 from .place import Fields, Place, is_list
 from .values import check_depth, finite, no_constant, parse_json, plain_json, unique
 
-TEXT_PARTS: Final[Mapping[str, str]] = {
+TEXT_PARTS: Mapping[str, str] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
     "refusal": "refusal",
 }
 """Types of text parts, and the field with the text of each."""
 
-MEDIA_PARTS: Final = (
+MEDIA_PARTS = (
     *("image", "image_url", "input_image", "image_file", "video", "video_url", "input_video"),
     *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
 )
 """Types of media parts. A part without a type has its type as a key."""
 
-SEPARATOR: Final = "\n"  # of text parts, as in vLLM and TensorRT-LLM (SGLang: a space)
-_WRAPPED: Final = "wrapped as a text part"
-_AS_JSON: Final = "written as JSON"
-_ABSENT: Final = object()
+SEPARATOR = "\n"  # of text parts, as in vLLM and TensorRT-LLM (SGLang: a space)
+_WRAPPED = "wrapped as a text part"
+_AS_JSON = "written as JSON"
+_ABSENT = object()
 
 
 class MessageForm(StrEnum):
@@ -57,7 +57,7 @@ class Silence(Enum):
         return {} if self.value is _ABSENT else {"content": self.value}
 
 
-Conversion: TypeAlias = tuple[str, Any]  # what was done to a value ("" for nothing), the new value
+Conversion = tuple[str, Any]  # what was done to a value ("" for nothing), the new value
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _is_read(message: Fields, form: Any) -> bool:
 
 
 def _note(changes: list[Change], place: Place, before: Any, conversion: Conversion) -> Any:
-    """Return the new value; note the change, if there is one."""
+    """The new value; note the change, if there is one."""
     what, after = conversion
     if what:
         changes.append(Change(place.message or 0, what, _text(before), _text(after), place.field))

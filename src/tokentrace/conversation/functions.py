@@ -11,17 +11,17 @@ import re
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from ..errors import InputError
 
-_TYPES: Final[dict[Any, str]] = {
+_TYPES: dict[Any, str] = {
     **{str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"},
     **{list: "array", tuple: "array", dict: "object"},
 }
-_SECTION: Final = re.compile(r"^[ \t]*(Args|Arguments|Parameters|Returns|Raises):[ \t]*$", re.MULTILINE)
-_PARAMETER: Final = re.compile(r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:", re.MULTILINE)
-_CHOICES: Final = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
+_SECTION = re.compile(r"^[ \t]*(Args|Arguments|Parameters|Returns|Raises):[ \t]*$", re.MULTILINE)
+_PARAMETER = re.compile(r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:", re.MULTILINE)
+_CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def function_schema(function: Callable[..., Any], name: str | None = None) -> dict[str, Any]:

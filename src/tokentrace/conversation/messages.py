@@ -3,14 +3,14 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from ..errors import InputError, kind_of, place
 from .functions import cached_schema
 from .place import Fields, Place, is_list
 from .values import check_depth, is_flat, no_constant, parse_json
 
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it."""
 
 
@@ -42,19 +42,19 @@ class Tool(TypedDict, total=False):
     """Its ``name``, and usually ``description`` and ``parameters``, a JSON schema."""
 
 
-ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles that every renderer accepts. A template may accept more."""
-RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
+RESULT_ROLES = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
-THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")  # fields with a message's reasoning
-ARGUMENTS: Final = (str, Mapping, type(None))  # types of a call's arguments
-RoleTest: TypeAlias = Callable[[str], bool] | None
-_ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields with a message's reasoning
+ARGUMENTS = (str, Mapping, type(None))  # types of a call's arguments
+RoleTest = Callable[[str], bool] | None
+_ROLE_NAME = re.compile(r"[\w.-]{1,64}")
 """Templates also compare with ``</think>``, which is no role."""
 
 
 def check_messages(messages: Any, *, is_role: RoleTest = None) -> list[Mapping[str, Any]]:
-    """Return `messages` as a list of mappings. Raises InputError that names the message and the field.
+    """`messages` as a list of mappings. Raises InputError that names the message and the field.
 
     `is_role` decides about roles outside `ROLES`.
     """
@@ -158,7 +158,7 @@ def _check_calls(place: Place, calls: Any) -> None:
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Return `tools`, schemas or Python functions, as a list of schemas or None. Raises InputError."""
+    """`tools`, schemas or Python functions, as a list of schemas or None. Raises InputError."""
     if tools is None:
         return None
     place = Place(field="tools")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from ..errors import InputError, kind_of
 
-Fields: TypeAlias = Mapping[str, Any]
+Fields = Mapping[str, Any]
 """A message, a part of its content, a call: any object of JSON."""
 
 
@@ -32,7 +32,7 @@ class Place(NamedTuple):
         return self.error("is missing" if value is None else f"must be {expected}, not {kind_of(value)}")
 
     def get(self, holder: Fields, key: str, kinds: Any, expected: str) -> Any:
-        """Return a field of the mapping at this place. Raises InputError unless it is one of `kinds`."""
+        """A field of the mapping at this place. Raises InputError unless it is one of `kinds`."""
         value = holder.get(key)
         if not isinstance(value, kinds):
             raise self.at(key).wrong(value, expected)

@@ -10,7 +10,7 @@ import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from ..errors import InputError, brief
 from .forms import MEDIA_PARTS, TEXT_PARTS
@@ -18,10 +18,10 @@ from .messages import Messages
 from .place import Fields, Place, is_list
 from .values import check_depth
 
-_ITEM: Final = re.compile(r"(?:rs|msg|fc)_([A-Za-z0-9]+)_[0-9]+")
-_ROLES: Final = ("user", "system", "developer", "assistant")
-_SEAL: Final = "tokentrace-"
-_SERVED: Final = "message, reasoning, function_call and function_call_output"
+_ITEM = re.compile(r"(?:rs|msg|fc)_([A-Za-z0-9]+)_[0-9]+")
+_ROLES = ("user", "system", "developer", "assistant")
+_SEAL = "tokentrace-"
+_SERVED = "message, reasoning, function_call and function_call_output"
 
 
 def item_id(kind: str, response: str, number: int) -> str:

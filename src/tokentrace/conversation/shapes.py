@@ -6,7 +6,7 @@ seen. Errors count messages as the caller passed them.
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ..errors import InputError, brief
 from ..settings import choose
@@ -15,20 +15,20 @@ from .messages import ARGUMENTS, THOUGHTS, Messages, check_content, check_messag
 from .place import Fields, Place, is_list
 from .values import parse_json
 
-_CALLERS: Final = ("function_call", "tool_call")  # speakers whose value is JSON of calls
-_SPEAKERS: Final[Mapping[str, str]] = {
+_CALLERS = ("function_call", "tool_call")  # speakers whose value is JSON of calls
+_SPEAKERS: Mapping[str, str] = {
     "system": "system",
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", *_CALLERS), "assistant"),
     **dict.fromkeys(("observation", "tool", "function", "function_response", "tool_response"), "tool"),
 }
 """Values of ShareGPT's ``from``, and the role of each."""
-_CALL_FIELDS: Final = ("id", "type", "function", "name", "arguments")
-_LOSS: Final = ("weight", "train")  # choose what is trained
-_CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
-_FOREIGN: Final = ("tool_calls", "function_call", *THOUGHTS)  # not Anthropic's
-_TOOL_BLOCKS: Final = ("tool_use", "tool_result")
-_THINKING_BLOCKS: Final = ("thinking", "redacted_thinking")
+_CALL_FIELDS = ("id", "type", "function", "name", "arguments")
+_LOSS = ("weight", "train")  # choose what is trained
+_CARRIED = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
+_FOREIGN = ("tool_calls", "function_call", *THOUGHTS)  # not Anthropic's
+_TOOL_BLOCKS = ("tool_use", "tool_result")
+_THINKING_BLOCKS = ("thinking", "redacted_thinking")
 
 PlacedBlock = tuple[Place, Fields]
 
@@ -91,7 +91,7 @@ def from_openai(messages: Any) -> list[Fields]:
 
 
 def with_system(messages: Messages, system: Any) -> list[Fields]:
-    """Return `messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
+    """`messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
 
     None, ``""`` and an empty list add nothing. Raises InputError if there is a system message with another text.
     """

@@ -6,18 +6,18 @@ import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from ..errors import InputError, kind_of
 from .place import Place, fields_of
 
-MAX_DEPTH: Final = 128  # of nested values; Python's JSON gives up below 1,000
-MAX_VALUES: Final = 1_000_000  # in a value; one in several places counts each time it would be printed
-_LARGEST_INT: Final = 10**4300
-_SCALARS: Final = frozenset({str, bool, type(None)})
-_TEXT: Final = frozenset({str})
-_KINDS: Final[Any] = {str: str.__str__, int: int, float: float, Mapping: dict, list: list, tuple: tuple}
-_NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
+MAX_DEPTH = 128  # of nested values; Python's JSON gives up below 1,000
+MAX_VALUES = 1_000_000  # in a value; one in several places counts each time it would be printed
+_LARGEST_INT = 10**4300
+_SCALARS = frozenset({str, bool, type(None)})
+_TEXT = frozenset({str})
+_KINDS: Any = {str: str.__str__, int: int, float: float, Mapping: dict, list: list, tuple: tuple}
+_NO_JSON = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
 
 
 def json_like(value: Any, default: Any) -> Any:
@@ -32,7 +32,7 @@ def json_like(value: Any, default: Any) -> Any:
 
 
 def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
-    """Return `value` as dicts, lists, strings and numbers; the same object if it consists of them already.
+    """`value` as dicts, lists, strings and numbers; the same object if it consists of them already.
 
     Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, also
     for sets, bytes, NaN, keys that are not strings, and whatever else JSON cannot express.

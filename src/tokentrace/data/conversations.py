@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from ..conversation.values import parse_json
 from ..errors import InputError, brief, kind_of
 from ..rendering.factory import OF_RENDER, create_renderer
 
-MESSAGES: Final = ("messages", "conversations", "conversation")
-COMPLETIONS: Final = ("completion", "response")
-TOOLS: Final = ("tools", "functions")
-VARIABLES: Final = "chat_template_kwargs"
-_RESERVED: Final = OF_RENDER.union(inspect.signature(create_renderer).parameters)
+MESSAGES = ("messages", "conversations", "conversation")
+COMPLETIONS = ("completion", "response")
+TOOLS = ("tools", "functions")
+VARIABLES = "chat_template_kwargs"
+_RESERVED = OF_RENDER.union(inspect.signature(create_renderer).parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Columns:
     completion: str | None = None
 
 
-USUAL_NAMES: Final = Columns()
+USUAL_NAMES = Columns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Conversation:
 
 
 def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
-    """Return the conversation of a row: a list of messages, or the columns that docs/rows.md lists.
+    """The conversation of a row: a list of messages, or the columns that docs/rows.md lists.
 
     A column with a usual name is absent if it is None; one that `columns` names must exist. Raises InputError
     naming the column, or the message (counted from the first of the prompt) and its field.
@@ -92,7 +92,7 @@ def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, ...
 
 
 def _value(row: Mapping[str, Any], name: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
-    """Return the column, or the first usual one that is not None, and its value."""
+    """The column, or the first usual one that is not None, and its value."""
     if name is None:
         return next(((one, row[one]) for one in usual if row.get(one) is not None), (None, None))
     if name not in row:
@@ -124,16 +124,16 @@ def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-NULLS_REMOVED: Final = (
+NULLS_REMOVED = (
     "nulls in tool-call arguments or tool schemas were left out: a table cannot tell them from missing keys; "
     "JSON text keeps them"
 )
-_MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
+_MEANINGFUL = frozenset({"arguments", "input", "parameters", "input_schema"})
 """Keys of values with meaningful nulls."""
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a row without nulls that a table may have filled in, and a note if they may have a meaning."""
+    """A row without nulls that a table may have filled in, and a note if they may have a meaning."""
     if not isinstance(row, Mapping):
         return row, ()
     stripped, lost = dict(row), list[Any]()
@@ -147,7 +147,7 @@ def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def without_nulls(value: Any, lost: list[Any] | None = None, is_meaningful: bool = False) -> Any:
-    """Return a value without keys of nulls, at any depth. Adds keys of meaningful ones to `lost`."""
+    """A value without keys of nulls, at any depth. Adds keys of meaningful ones to `lost`."""
     if isinstance(value, (list, tuple)):
         return [without_nulls(inner, lost, is_meaningful) for inner in value]
     if not isinstance(value, Mapping):
@@ -172,7 +172,7 @@ def _may_be_struct(value: Any) -> bool:
 
 
 def plain_values(value: Any) -> Any:
-    """Return a value with Python values for NumPy's, at any depth."""
+    """A value with Python values for NumPy's, at any depth."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):

@@ -39,10 +39,10 @@ from .tables import sample_writer, samples_table, target_path
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings, filled
 from .trainers import find_trainer
 
-_RETRIES: Final = 3
+_RETRIES = 3
 _NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
-_NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
-QUANTILES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_NOTHING = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one line. Ray's contain tracebacks."""
+    """An error as one line. Ray's contain tracebacks."""
     return f"{type(error).__name__}: {str(error).strip()[:600]}".splitlines()[0]
 
 

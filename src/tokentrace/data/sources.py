@@ -18,20 +18,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import InputError, brief
 from ..settings import instance
 
-_NO_ROWS: Final = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
-_HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_PATTERNS: Final = ("*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.ndjson.gz", "*.json.gz", "*.parquet")
-_TRAINING: Final = frozenset({"train", "training"})
-_SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
+_NO_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_PATTERNS = ("*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.ndjson.gz", "*.json.gz", "*.parquet")
+_TRAINING = frozenset({"train", "training"})
+_SPLITS = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
 """Words in names of files and folders that name a split."""
 
-BATCH_ROWS: Final = 256
-BATCH_BYTES: Final = 1 << 20
+BATCH_ROWS = 256
+BATCH_BYTES = 1 << 20
 """A batch ends at this many rows, or bytes of text."""
 
 
@@ -82,7 +82,7 @@ def _reading(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Ite
 
 
 def find_sources(inputs: Sequence[str], *, split: str | None = None) -> list[Source]:
-    """Return the files that inputs name: files, folders, hub names, ``-`` for stdin. Raises InputError."""
+    """The files that inputs name: files, folders, hub names, ``-`` for stdin. Raises InputError."""
     names = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     if not isinstance(names, Iterable) or not (names := list(names)):
         raise InputError("there is no input: name files, folders, or '-' for stdin")

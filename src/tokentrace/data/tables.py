@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import numpy as np
 
@@ -20,16 +20,16 @@ from ..trajectory.turns import LogprobKind, VersionSpan
 from .sources import Format, Source, parquet_file, pyarrow, read_rows
 from .trainers import ATTENTION, Trainer, find_trainer
 
-SUFFIXES: Final = (".parquet", ".jsonl")
-METADATA_KEY: Final = "tokentrace"
-GROUP_BYTES: Final = 1 << 24
+SUFFIXES = (".parquet", ".jsonl")
+METADATA_KEY = "tokentrace"
+GROUP_BYTES = 1 << 24
 """The size of a row group: about a million tokens."""
 
 # -- columns
 
 Columns = Mapping[str, Any]
 """Arrow types: a name, a list of one type, a struct."""
-_PER_TOKEN: Final = {
+_PER_TOKEN = {
     "input_ids": ("ids", "int32"),
     "loss_mask": ("mask", "bool_"),
     "labels": ("labels", "int32"),
@@ -40,7 +40,7 @@ _PER_TOKEN: Final = {
     "advantages": ("advantages", "float32"),
 }
 """Columns with an entry per token: the attribute of `Sample`, and the type."""
-ROLLOUT: Final[Columns] = {
+ROLLOUT: Columns = {
     "branch": "int32",
     "reward": "float64",
     "versions": [{"version": "string", "start": "int32", "stop": "int32"}],
@@ -52,25 +52,25 @@ ROLLOUT: Final[Columns] = {
         }
     ],
 }
-CHANNELS: Final[Columns] = {
+CHANNELS: Columns = {
     "top_logprobs": [[{"id": "int32", "logprob": "float32"}]],
     "routed_experts": [[["int32"]]],
     "channels": "string",
 }
 """More values per token; ``channels`` is JSON."""
-_COLUMNS: Final[Columns] = {
+_COLUMNS: Columns = {
     **{name: [kind] for name, (_, kind) in _PER_TOKEN.items()},
     **dict.fromkeys(("num_tokens", "num_trained", "num_messages"), "int32"),
     **{"source": "string", "row": "int64", "sample": "int32", "notes": ["string"]},
     **ROLLOUT,
     **CHANNELS,
 }
-_OPTIONAL: Final = {"labels", "parts", "logprobs", "advantages", *ROLLOUT, *CHANNELS}
+_OPTIONAL = {"labels", "parts", "logprobs", "advantages", *ROLLOUT, *CHANNELS}
 """Columns that not all files have. Without labels, TRL trains every token."""
 
 
 def sample_columns(*optional: str) -> Columns:
-    """Return the columns that all files have, and some optional ones."""
+    """The columns that all files have, and some optional ones."""
     return {name: kind for name, kind in _COLUMNS.items() if name not in _OPTIONAL or name in optional}
 
 
@@ -99,7 +99,7 @@ def _arrow_type(kind: Any) -> Any:
 def samples_table(
     samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Return an Arrow table. `places` adds values, such as their row."""
+    """An Arrow table. `places` adds values, such as their row."""
     columns = columns or _columns_of(samples)
     places = places or ({"row": at} for at in range(1, len(samples) + 1))
     rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
@@ -125,7 +125,7 @@ def _row(sample: Sample, columns: Columns) -> dict[str, Any]:
     }
 
 
-_SHAPES: Final[Mapping[str, Callable[[Any], Any]]] = {
+_SHAPES: Mapping[str, Callable[[Any], Any]] = {
     "top_logprobs": lambda entry: entry and [{"id": id, "logprob": logprob} for id, logprob in entry],
     "routed_experts": lambda entry: entry if not entry or isinstance(entry[0], list) else [entry],
 }
@@ -133,7 +133,7 @@ _SHAPES: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
-    """Return the columns of channels. Tokens without a value are null."""
+    """The columns of channels. Tokens without a value are null."""
     values = {
         name: [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in channel.entries()]
         for name, channel in channels.items()
@@ -244,14 +244,14 @@ class TableWriter:
             self._writer.close()
 
 
-_LEGEND: Final = {
+_LEGEND = {
     "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
     "parts": {str(part.value): part.name.lower() for part in Part},
 }
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> bytes:
-    """Return a file's metadata as JSON, with a legend of numbers."""
+    """A file's metadata as JSON, with a legend of numbers."""
     try:
         return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -259,7 +259,7 @@ def metadata_text(metadata: Mapping[str, Any]) -> bytes:
 
 
 def target_path(name: Any, trainer: Trainer | None = None, *, overwrite: bool = False) -> Path:
-    """Return the path of a file of rows. Raises InputError if it cannot be written."""
+    """The path of a file of rows. Raises InputError if it cannot be written."""
     path = named_path(name)
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
@@ -343,7 +343,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """Return how the rows of a file were made; empty if not recorded."""
+    """How the rows of a file were made; empty if not recorded."""
     file, text = named_path(path), b"{}"
     try:
         if file.name.endswith(".parquet"):
@@ -357,7 +357,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def named_path(name: Any) -> Path:
-    """Return the path that a caller names. Raises InputError if it is invalid."""
+    """The path that a caller names. Raises InputError if it is invalid."""
     if not isinstance(name, (str, os.PathLike)) or not Path(name).name or "\0" in str(name):
         raise InputError(f"a file name must be a string or a path, not {brief(name)}")
     try:

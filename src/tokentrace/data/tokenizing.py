@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import check_tools
@@ -26,11 +26,11 @@ from .conversations import Columns, conversation_of, plain_values, table_row
 from .sources import Row
 from .tables import sample_columns
 
-_OF_RENDERER: Final = (
+_OF_RENDERER = (
     *("chat_template", "control_tokens", "messages", "use_patched"),
     "preserve_thinking_between_tool_calls",
 )
-_MOST_BUILDERS: Final = 32
+_MOST_BUILDERS = 32
 """Cached builders: one per combination of rows' template variables."""
 
 
@@ -76,7 +76,7 @@ class TokenizeSettings:
             raise SampleError(f"settings must be JSON values: {error}") from None
 
     def described(self) -> dict[str, Any]:
-        """Return the settings as JSON, without tokenizer and template."""
+        """The settings as JSON, without tokenizer and template."""
         hidden = ("tokenizer", "chat_template", "samples")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         plain |= {"template_kwargs": dict(self.template_kwargs), "columns": filled(self.columns)}
@@ -101,7 +101,7 @@ class TokenizeSettings:
 
 
 def filled(record: Any) -> dict[str, Any]:
-    """Return the fields that are not None."""
+    """The fields that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
@@ -193,7 +193,7 @@ class RowTokenizer:
         return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
     def _fit(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
-        """Return the sample, cut and with notes if necessary, or why it is left out."""
+        """The sample, cut and with notes if necessary, or why it is left out."""
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
             notes = (*notes, *dict.fromkeys(lost))
@@ -206,7 +206,7 @@ class RowTokenizer:
         return cut.reason if cut.sample is None else cut.sample
 
     def described(self) -> dict[str, Any]:
-        """Return what the samples depend on."""
+        """What the samples depend on."""
         return {
             "tokentrace": __version__,
             "tokenizer": self._tokenizer.name,
@@ -259,7 +259,7 @@ class Counts:
 
 
 def _without_place(note: str) -> str:
-    """Return a note without the messages or numbers that it names."""
+    """A note without the messages or numbers that it names."""
     where, colon, text = note.partition(": ")
     if colon and where.startswith("message"):
         return text

@@ -5,11 +5,11 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ..errors import InputError, brief
 
-ATTENTION: Final = "attention_mask"
+ATTENTION = "attention_mask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Trainer:
     advice: str
 
     def advice_for(self, path: Path, longest: int) -> str:
-        """Return how to configure the trainer for a file."""
+        """How to configure the trainer for a file."""
         if not longest:
             return "# there are no rows to train on"
         form = "json" if path.suffix == ".jsonl" else "parquet"
@@ -27,12 +27,12 @@ class Trainer:
         return self.advice.format(path=quoted, form=form, longest=longest)
 
 
-_FILE: Final = resources.files(__package__).joinpath("trainers.toml").read_text(encoding="utf-8")
-TRAINERS: Final = {name: Trainer(**entry) for name, entry in tomllib.loads(_FILE).items()}
+_FILE = resources.files(__package__).joinpath("trainers.toml").read_text(encoding="utf-8")
+TRAINERS = {name: Trainer(**entry) for name, entry in tomllib.loads(_FILE).items()}
 
 
 def find_trainer(name: Any) -> Trainer | None:
-    """Return a trainer; None for None. Raises an InputError that lists all names."""
+    """A trainer; None for None. Raises an InputError that lists all names."""
     if name is not None and (not isinstance(name, str) or name not in TRAINERS):
         raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {brief(name)}")
     return None if name is None else TRAINERS[name]

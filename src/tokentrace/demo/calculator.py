@@ -3,11 +3,10 @@
 import operator
 import re
 from fractions import Fraction
-from typing import Final
 
-LONGEST: Final = 120
+LONGEST = 120
 """In characters: limits the nesting of an expression and the size of its value."""
-_OPERATORS: Final = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": operator.truediv})
+_OPERATORS = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": operator.truediv})
 
 
 class CalculatorError(ValueError):
@@ -15,7 +14,7 @@ class CalculatorError(ValueError):
 
 
 def calculate(expression: str) -> Fraction:
-    """Return the exact value. Raises CalculatorError.
+    """The exact value. Raises CalculatorError.
 
     >>> str(calculate("3 * (12 - 45) / 9"))
     '-11'

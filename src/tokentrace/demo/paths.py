@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from enum import StrEnum
 from importlib import resources
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,9 @@ NamedBreak = tuple[str, Break]
 """The name of a rollout, and a break in it."""
 Score = Callable[[TokenIds], Floats]
 Progress = Callable[[str, int, int], None]
-BUDGET: Final = Budget(turns=16, turn_tokens=256)
-_FILES: Final = resources.files(__package__)
-_REPORT: Final[dict[str, Any]] = tomllib.loads(_FILES.joinpath("report.toml").read_text("utf-8"))
+BUDGET = Budget(turns=16, turn_tokens=256)
+_FILES = resources.files(__package__)
+_REPORT: dict[str, Any] = tomllib.loads(_FILES.joinpath("report.toml").read_text("utf-8"))
 
 
 class ClientPath(StrEnum):
@@ -52,7 +52,7 @@ class ClientPath(StrEnum):
 
 
 def path_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: bool = False) -> Row:
-    """Return a rollout's row on a path: its stream, or its messages encoded again."""
+    """A rollout's row on a path: its stream, or its messages encoded again."""
     if path is ClientPath.TOKENTRACE:
         return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
     messages, tools = with_parsed_arguments(rollout.messages), rollout.schemas
@@ -190,7 +190,7 @@ class Trial:
     """One for each `ClientPath`."""
 
 
-TRIALS: Final = [Trial(**entry) for entry in _REPORT["trials"]]
+TRIALS = [Trial(**entry) for entry in _REPORT["trials"]]
 """The trials of the demo. Rows can only be scored at temperature 1."""
 
 
@@ -259,7 +259,7 @@ class Measure(NamedTuple):
         return Cell(self.form.format(number=number, rollouts=rollouts, percent=100 * number, gap=gap), tone)
 
 
-MEASURES: Final = [Measure(**entry) for entry in _REPORT["measures"]]
+MEASURES = [Measure(**entry) for entry in _REPORT["measures"]]
 
 
 def remarks(trials: Sequence[Trial]) -> list[str]:
@@ -322,7 +322,7 @@ def _causes(trials: Sequence[Trial]) -> Table:
 
 
 def _examples(trials: Sequence[Trial]) -> Iterable[NamedBreak]:
-    """Return the shortest break of each cause, and where it is."""
+    """The shortest break of each cause, and where it is."""
     shortest: dict[Cause, tuple[int, NamedBreak]] = {}
     for trial in trials:
         for report in trial.reports:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct, convert
 from msgspec.json import decode
@@ -20,7 +20,7 @@ from ..rollout.setup import TaskSet
 from ..rollout.tools import BaseTool
 from .calculator import CalculatorError, calculate
 
-FILE: Final = "questions.json"
+FILE = "questions.json"
 
 
 class Function(NamedTuple):
@@ -82,7 +82,7 @@ def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = ()) -> list
 
 
 def run_tool(question: Question, name: str, arguments: Any) -> str:
-    """Return a tool's answer. Never raises: errors are answers too."""
+    """A tool's answer. Never raises: errors are answers too."""
     functions = {function.name: function for function in question.functions}
     if name not in functions:
         return f"Error: there is no tool {str(name)[:40]!r}; there are {', '.join(functions)}"
@@ -124,7 +124,7 @@ class QuestionTool(BaseTool):
 
 
 def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the user's next message; None after the last."""
+    """The user's next message; None after the last."""
     count = sum(message["role"] == "user" for message in messages)
     return question.follow_ups[count - 1] if count <= len(question.follow_ups) else None
 
@@ -137,7 +137,7 @@ class FollowUps(BaseInteraction):
 
 
 def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
-    """Return 1.0 if the conversation ended and its last number is the answer, else 0.0.
+    """1.0 if the conversation ended and its last number is the answer, else 0.0.
 
     If there is no answer, the last reply must say that the item could not be found, and contain no number.
     """
@@ -179,7 +179,7 @@ class QuestionSettings(Struct, forbid_unknown_fields=True):
 
 
 def question_tasks(settings: Mapping[str, Any], limit: int | None) -> TaskSet:
-    """Return the tasks for ``data: {questions: ...}`` in a run's configuration."""
+    """The tasks for ``data: {questions: ...}`` in a run's configuration."""
     options = convert(settings, QuestionSettings)
     count = options.count if limit is None else min(options.count, limit)
     tasks = [question_task(question) for question in pick_questions(count, options.seed)]

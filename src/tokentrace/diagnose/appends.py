@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.forms import MessageForm
 from ..conversation.messages import Messages
@@ -29,29 +29,29 @@ from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, Request, find_blame
 from .finding import WordedEnum
 
-ANSWER: Final = "An Answer, naïve"
-THOUGHT: Final = "A Thought, naïve"
+ANSWER = "An Answer, naïve"
+THOUGHT = "A Thought, naïve"
 """Capitals and the ï reveal a template that alters texts."""
-_PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
-_SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
-TOOLS: Final[Sequence[Message]] = [
+_PROPERTIES = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
+_SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": []}
+TOOLS: Sequence[Message] = [
     {"type": "function", "function": {"name": name, "description": "a probe", "parameters": _SCHEMA}}
     for name in ("probe1", "probe2")
 ]
-_CALLING: Final = (
+_CALLING = (
     *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
     *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
 """Reasoning, content and arguments. Every pair of values occurs."""
-NO_END: Final = "the row ends before the model's stop token (final_stop=True adds it)"
-_ALTERED: Final = " is not written verbatim"
+NO_END = "the row ends before the model's stop token (final_stop=True adds it)"
+_ALTERED = " is not written verbatim"
 """Follows a field's name."""
-_EXCERPT: Final = 48
-_DECLARED: Final = "with declared tools"
-_LONG: Final = 6
+_EXCERPT = 48
+_DECLARED = "with declared tools"
+_LONG = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
-_SPACED: Final = f"\n {ANSWER} \n"
-_ARGUMENTS: Final[Mapping[str, Any]] = {
+_SPACED = f"\n {ANSWER} \n"
+_ARGUMENTS: Mapping[str, Any] = {
     "object": {"key": "value"},
     "empty": {},
     "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
@@ -31,14 +31,14 @@ from ..template.strings import plain_text
 from ..template.trace import GENERATION, TURN, Trace
 from ..template.traced import plain, text_of
 
-TEST: Final = "test"
-SET: Final = "set"
-WRITE: Final = "write"
-_HOOK: Final = "tokentrace_saw"
-_STEPS: Final = 1_000_000
-_QUOTED: Final = 120
-_TRIES: Final = 8
-_FLIPS: Final = 300
+TEST = "test"
+SET = "set"
+WRITE = "write"
+_HOOK = "tokentrace_saw"
+_STEPS = 1_000_000
+_QUOTED = 120
+_TRIES = 8
+_FLIPS = 300
 
 
 class Request(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection
 from itertools import accumulate, islice
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,32 +31,30 @@ from .conversation_diff import INSTRUCTIONS
 from .finding import Cause
 from .records import Mask
 
-READ: Final = 65_536
+READ = 65_536
 """Tokens on either side of a difference to read as text."""
-_ROLE: Final = re.compile(
+_ROLE = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
 )
-_HEAD: Final = re.compile(r"(?!.*end)(?:.*start|.*turn|.*header|.*role|\]~b\])")
-_NAMED_HEAD: Final = re.compile(
+_HEAD = re.compile(r"(?!.*end)(?:.*start|.*turn|.*header|.*role|\]~b\])")
+_NAMED_HEAD = re.compile(
     r"[<\[]?[|｜]?(?:im_)?(system|developer|user|assistant|observation)[|｜]?>", re.IGNORECASE
 )
-_OTHER_HEADS: Final = {"[INST]": "user", "[SYSTEM_PROMPT]": "system", "[TOOL_RESULTS]": "tool"}
-_ALIKE: Final = 12
+_OTHER_HEADS = {"[INST]": "user", "[SYSTEM_PROMPT]": "system", "[TOOL_RESULTS]": "tool"}
+_ALIKE = 12
 """Texts that share this many characters count as continuing alike."""
-_HARMONY: Final = Channels()
-REASONING_TAGS: Final[tuple[tuple[str, str], ...]] = (
+_HARMONY = Channels()
+REASONING_TAGS: tuple[tuple[str, str], ...] = (
     *((frame.open, frame.close) for frame in REASONING.values() if frame is not None),
     (_HARMONY.opening(_HARMONY.reasoning), f"{_HARMONY.end}{_HARMONY.start}assistant"),
 )
 """Texts that open and close reasoning, besides those of a renderer's grammar."""
-_OPENING: Final = 16
-_LITERAL: Final = re.compile(
-    r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)"
-)
+_OPENING = 16
+_LITERAL = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
 """A JSON or Python literal in the place of a value."""
-_PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
-_DECODER: Final = json.JSONDecoder()
-_OPENERS: Final = 64
+_PYTHON = {"true": "True", "false": "False", "null": "None"}
+_DECODER = json.JSONDecoder()
+_OPENERS = 64
 """Braces and brackets before a difference to try as the start of a JSON value."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain, shared_prefix
 
-_LATER: Final = 8
-_CONTEXT: Final = frozenset(
+_LATER = 8
+_CONTEXT = frozenset(
     {Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION, Cause.REWRITTEN_CALL, Cause.UNKNOWN}
 )
 """Causes that comparing the conversations proves or disproves."""

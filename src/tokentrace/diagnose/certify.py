@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any
 
 from jinja2 import nodes
 
@@ -27,12 +27,12 @@ from .appends import NO_END, TOOLS, Append, AppendCell, AppendMatrix, turns
 from .facts import TemplateFacts, find_facts, probe_renderings
 from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
-_MAX_TEXT: Final = 200_000
+_MAX_TEXT = 200_000
 """Characters that a template may write around one question."""
-_MAX_VARIABLES: Final = 12
-_VALUE: Final = "PROBEVALUE"
-_BRIDGED: Final = "bridged"
-SIGNS: Final[Mapping[Grade | None, Cell]] = {
+_MAX_VARIABLES = 12
+_VALUE = "PROBEVALUE"
+_BRIDGED = "bridged"
+SIGNS: Mapping[Grade | None, Cell] = {
     Grade.HOLDS: Cell("✓", "good"),
     Grade.PARTLY: Cell("◐", "poor"),
     Grade.FAILS: Cell("✗", "bad"),
@@ -71,7 +71,7 @@ class AuditReport(ShowsItself):
         return self.verdicts[list(Use).index(choose(Use, "use", use))]
 
     def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
-        """Return the verdicts that do not hold; with `partly`, only those that fail."""
+        """The verdicts that do not hold; with `partly`, only those that fail."""
         good = {Grade.HOLDS, Grade.PARTLY} if partly else {Grade.HOLDS}
         return [one for use in uses if (one := self.verdict(use)).grade not in good]
 
@@ -256,7 +256,7 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
 
 
 def _bridge(renderer: Renderer, cell: AppendCell) -> str:
-    """Return `_BRIDGED`, or why a cell cannot be bridged."""
+    """`_BRIDGED`, or why a cell cannot be bridged."""
     (before, tools, _), (until, *_), _ = cell.requests
     try:
         prompt = renderer.render(before, tools=tools, add_generation_prompt=True)

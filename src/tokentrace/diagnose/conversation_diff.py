@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.forms import texts_of
 from ..conversation.messages import RESULT_ROLES, Messages
@@ -14,11 +14,11 @@ from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, le
 
 Rules = Sequence[tuple[Any, Cause]]
 
-INSTRUCTIONS: Final = frozenset({"system", "developer"})
-TASK_OF_A_CALL: Final = "a call in another conversation gave it this task"
-_FEW_WORDS: Final = 6
+INSTRUCTIONS = frozenset({"system", "developer"})
+TASK_OF_A_CALL = "a call in another conversation gave it this task"
+_FEW_WORDS = 6
 """A number in a shorter question is its subject, not a nonce."""
-_DISTINCT: Final = 20
+_DISTINCT = 20
 """Messages with this many characters are rarely sent twice by chance."""
 
 

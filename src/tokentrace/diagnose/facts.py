@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.forms import adapt
 from ..errors import TokentraceError
@@ -21,11 +21,11 @@ from ..template.trace import Rendering
 from .appends import ANSWER, TOOLS, contains_text, text_from, with_ids
 from .blame import SET, TEST, WRITE, Event, Request, flip_tests, run_traced
 
-_RESULTS: Final = ("tool", "function", "ipython")
-_ROLES: Final = ("system", "developer", "user", "assistant", *_RESULTS)
-_FORMS: Final = ("text", "parts", "mapping")
-_TIMES: Final = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
-_DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
+_RESULTS = ("tool", "function", "ipython")
+_ROLES = ("system", "developer", "user", "assistant", *_RESULTS)
+_FORMS = ("text", "parts", "mapping")
+_TIMES = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
+_DATED = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
 
 # -- do texts arrive unchanged? each field is tried with texts that templates tend to alter
 
-_TEXTS: Final = (
+_TEXTS = (
     ANSWER,
     "First line\nsecond line\n\nthird line\n\n\nlast line",
     "one  two   three\tfour",
@@ -190,16 +190,16 @@ _TEXTS: Final = (
     '{"Key": [1, 2.50, true, null], "more": {}}',
     " ".join(f"word{number}" for number in range(1, 1200)),
 )
-_SPELLED: Final = "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>"
-_ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
+_SPELLED = "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>"
+_ARGUMENTS: Sequence[Mapping[str, Any]] = (
     {"key": "value"},
     {"text": _SPELLED, "number": "12", "word": "true", "empty": "", "spaces": "  padded "},
     {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}},
 )
 """Arguments to read back: a plain one, strings, other values."""
-_SIMPLE: Final = "value"
-_KEY: Final = "someKey"
-_LATER: Final = "later system"
+_SIMPLE = "value"
+_KEY = "someKey"
+_LATER = "later system"
 
 
 def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:

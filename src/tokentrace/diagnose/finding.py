@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Any, Final, Self
+from typing import Any, Self
 
-_BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
-_BRANCH: Final = "the model now sees another context: start a new branch here, or keep the history as it was"
-_ENCODER: Final = "the ids come from another tokenizer, or from other settings: compare who encoded each prompt"
-_PRESERVE: Final = 'bridge to the next turn, or render with past="preserve"'
-_KEEP: Final = "keep the ids of long turns; cut samples when you build them, not the record"
-_REPAIR: Final = "no bridge can fix it: switch off the agent's repair, or start a new branch here"
-_COMPARE: Final = "compare the two requests; with the messages of both, tokentrace can say more"
+_BRIDGE = "keep the sampled ids and bridge to the next turn; do not render the history again"
+_BRANCH = "the model now sees another context: start a new branch here, or keep the history as it was"
+_ENCODER = "the ids come from another tokenizer, or from other settings: compare who encoded each prompt"
+_PRESERVE = 'bridge to the next turn, or render with past="preserve"'
+_KEEP = "keep the ids of long turns; cut samples when you build them, not the record"
+_REPAIR = "no bridge can fix it: switch off the agent's repair, or start a new branch here"
+_COMPARE = "compare the two requests; with the messages of both, tokentrace can say more"
 
 
 class WordedEnum(StrEnum):

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,15 @@ from ..tokens.ids import common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 
-_SCAFFOLD: Final = ("scaffold", "generation prompt")
-_NAMES: Final = {
+_SCAFFOLD = ("scaffold", "generation prompt")
+_NAMES = {
     "tool_calls": "tool calls",
     "generation_prompt": "generation prompt",
     "role": "scaffold",
     **dict.fromkeys(REASONING_FIELDS, "reasoning"),
 }
-_SHORT: Final = 40
-_COLUMNS: Final = [("ids", np.int32), ("messages", np.int32), ("fields", np.object_)]
+_SHORT = 40
+_COLUMNS = [("ids", np.int32), ("messages", np.int32), ("fields", np.object_)]
 
 Rows = npt.NDArray[np.void]
 """Tokens, with the columns ``ids``, ``messages`` (-1 for none) and ``fields``."""
@@ -61,7 +61,7 @@ class View(StrEnum):
     TRAINING = "training"
 
 
-PAIRS: Final = tuple(itertools.combinations(View, 2))
+PAIRS = tuple(itertools.combinations(View, 2))
 
 
 class ViewTokens(NamedTuple):
@@ -116,7 +116,7 @@ class Step:
         return "the turn to come" if self.message is None else f"message {self.message}"
 
     def compare(self, left: View | str, right: View | str) -> Sequence[Hunk] | None:
-        """Return where the ids of two views differ; None if one lacks the turn."""
+        """Where the ids of two views differ; None if one lacks the turn."""
         pair = View(left), View(right)
         swapped = self.differences.get(pair[::-1])
         return self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]

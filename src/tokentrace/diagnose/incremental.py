@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,9 @@ from ..tokens.tokenizer import Ids, Tokenizer
 from .break_checks import spell
 from .finding import Cause, Finding
 
-SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
-USER: Final = {"role": "user", "content": "I am a user."}
-ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
+SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
+USER = {"role": "user", "content": "I am a user."}
+ASSISTANT = {"role": "assistant", "content": "I am an assistant."}
 
 
 class IncrementalMode(StrEnum):

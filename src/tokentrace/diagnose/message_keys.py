@@ -9,7 +9,7 @@ import hashlib
 import json
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.forms import TEXT_PARTS
 from ..conversation.messages import RESULT_ROLES, THOUGHTS
@@ -22,11 +22,11 @@ Key = bytes
 Meaning = Callable[[Message], Any]
 """Reduces a message to what counts."""
 
-_PART_NOISE: Final = {"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"}
-NOISE: Final = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
+_PART_NOISE = {"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"}
+NOISE = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
 """Fields that agents change, and that no template prints. A part's id names a file."""
-_REASONING_PARTS: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text")
-_EMPTY: Final[Sequence[Any]] = (None, "", [], (), {})
+_REASONING_PARTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text")
+_EMPTY: Sequence[Any] = (None, "", [], (), {})
 
 
 def _number(text: str) -> int | float:
@@ -35,9 +35,9 @@ def _number(text: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 2.0**53 else value
 
 
-_JSON: Final = json.JSONDecoder(strict=False, parse_float=_number)
+_JSON = json.JSONDecoder(strict=False, parse_float=_number)
 """Not strict: models write line breaks into strings."""
-_SORTED: Final = json.JSONEncoder(sort_keys=True)
+_SORTED = json.JSONEncoder(sort_keys=True)
 
 
 def meaning(message: Message) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from ..trajectory.turns import Turn
 from .records import IDS, ROWS, Call, Rollout, UnknownShapeError, exchange, line_key, read_lines, recognise
 from .rows import has_conversation
 
-_FIRST_LINES: Final = 100
+_FIRST_LINES = 100
 """One of these lines must have a known shape."""
-_SQLITE: Final = b"SQLite format 3\0"
-_RUN_STORE: Final = "rollouts.db"
+_SQLITE = b"SQLite format 3\0"
+_RUN_STORE = "rollouts.db"
 
 Progress = Callable[[float, float], None]
 Note = Callable[[str], None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,36 +28,36 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Line = Mapping[str, Any]
 
-IDS: Final = ("input_ids", "token_ids", "ids", "tokens")
-PROMPTS: Final = ("prompt_ids", "prompt_token_ids")
-COMPLETIONS: Final = (
+IDS = ("input_ids", "token_ids", "ids", "tokens")
+PROMPTS = ("prompt_ids", "prompt_token_ids")
+COMPLETIONS = (
     *("completion_ids", "completion_token_ids", "generation_token_ids"),
     *("output_ids", "token_ids"),
 )
-MASKS: Final = (
+MASKS = (
     *("loss_mask", "completion_mask", "output_mask", "response_mask"),
     *("env_mask", "assistant_masks", "assistant_mask", "mask"),
 )
-LOGPROBS: Final = (
+LOGPROBS = (
     *("logprobs", "log_probs", "completion_logprobs", "generation_log_probs"),
     *("output_log_probs", "per_token_logps", "response_logprobs", "rollout_log_probs"),
     *("old_log_probs", "inference_logprobs", "sampling_per_token_logps"),
 )
 """The names that frameworks use. The first with a value counts."""
-_NAMES: Final = (
+_NAMES = (
     *("rollout_id", "session_id", "trajectory_id", "conversation_id", "episode_id"),
     *("request_id", "rollout", "session", "uid", "name"),
 )
 """Fields that name the rollout of a line."""
-_LISTS: Final = ("calls", "turns", "steps", "entries", "trace", "trajectory")
+_LISTS = ("calls", "turns", "steps", "entries", "trace", "trajectory")
 """Lists of calls. They take precedence over tokens next to them."""
-_IGNORED: Final = (
+_IGNORED = (
     *("message", "messages", "prompt", "completion", "input", "request"),
     *("responses_create_params", "tools", "metadata"),
 )
 """Fields with messages and settings. Their tokens belong to no call."""
-_BAD_VALUES: Final = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-ROWS: Final = "rows of ids"
+_BAD_VALUES = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+ROWS = "rows of ids"
 
 
 class UnknownShapeError(InputError):

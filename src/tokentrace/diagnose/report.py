@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..show.document import Cell, Contrast, Document, Table
 from ..show.visible import counted
@@ -11,8 +11,8 @@ from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .finding import Cause, Finding
 
-EXAMPLES: Final = 5
-_MOST: Final = 1000
+EXAMPLES = 5
+_MOST = 1000
 
 
 class Example(NamedTuple):

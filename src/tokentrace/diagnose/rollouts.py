@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,11 @@ from .record_files import Progress, read_rollouts
 from .records import Call, Line, Mask, Rollout, Row
 from .report import Example, Report, Seen, Tallies, Tally
 
-_RECENT: Final = 3
+_RECENT = 3
 """Recent conversations to search for the origin of a request."""
-_TRACE: Final = 8
+_TRACE = 8
 """Tokens at either end of a completion to search for in a later prompt."""
-_OTHER_TOKENIZER: Final = "rollouts were recorded with another tokenizer, so the causes of breaks may be wrong"
+_OTHER_TOKENIZER = "rollouts were recorded with another tokenizer, so the causes of breaks may be wrong"
 
 
 class Relation(StrEnum):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from ..data.sources import Format, Row, Source, find_sources, read_rows
 from ..data.tables import read_metadata
@@ -18,8 +18,8 @@ from .record_files import Progress
 from .report import Report, Tallies
 from .rows import Outcome, RowChecker, origin_of
 
-_END: Final = Row(sys.maxsize, None)
-_HOW: Final = "pass it with --source, in Python with sources="
+_END = Row(sys.maxsize, None)
+_HOW = "pass it with --source, in Python with sources="
 
 Metadata = Mapping[str, Any]
 _OwnFile = tuple[Source, Metadata]

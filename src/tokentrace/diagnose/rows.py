@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +32,13 @@ from .finding import Cause, Finding
 from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
 
-_MOST: Final = 8
-_PROMPT: Final = len(Part)
-_PARTS: Final = (*(part.name.lower().replace("_", " ") for part in Part), "generation prompt")
-_UNEXPECTED: Final = {-1: "added tokens", -2: "padding"}
+_MOST = 8
+_PROMPT = len(Part)
+_PARTS = (*(part.name.lower().replace("_", " ") for part in Part), "generation prompt")
+_UNEXPECTED = {-1: "added tokens", -2: "padding"}
 """Tokens that replace no expected token, by the code of their place."""
-_MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
-_ROW_CAUSES: Final = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
+_MASK_CAUSES = (Cause.MASK_ADDED, Cause.MASK_MISSING)
+_ROW_CAUSES = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
 """Causes of breaks that have another name in rows."""
 
 

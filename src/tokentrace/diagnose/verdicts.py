@@ -5,18 +5,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from ..show.visible import listed
 from .appends import NO_END, Append, AppendCell, AppendOutcome, Style
 from .facts import TemplateFacts
 from .finding import WordedEnum
 
-FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
-_TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})
+FLAWS = frozenset({"refused", "turn", "past", "lost", "lost after"})
+_TURN_FLAWS = frozenset({"refused", "turn", "lost", "end"})
 """Flaws of a turn itself, whatever follows."""
-_TOOLS: Final = (Append.TOOL, Append.PARALLEL)
-_BOTH: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
+_TOOLS = (Append.TOOL, Append.PARALLEL)
+_BOTH = (*_TOOLS, Append.TOOL_USER, Append.USER)
 
 
 class Use(WordedEnum):

@@ -7,25 +7,25 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
-from typing import Any, Final
+from typing import Any
 
 from ..study.turns import common_prefix
 
-_END: Final = 10_000
+_END = 10_000
 """Characters at either end of a text to read."""
-_QUOTED: Final = 80
-_SHORT_NOTE: Final = 300
+_QUOTED = 80
+_SHORT_NOTE = 300
 
-_DAYS: Final = (*calendar.day_name, *calendar.day_abbr)
-_NAMES: Final = "|".join((*_DAYS, *calendar.month_name[1:], *calendar.month_abbr[1:]))
-_WORD: Final = rf"(?<![^\W_])(?:[^\W_]*\d[^\W_]*|[0-9a-f]{{4,}}|am|pm|utc|gmt|{_NAMES})(?![^\W_])"
-_INCIDENTAL: Final = re.compile(rf"{_WORD}(?:[\W_]{{1,2}}{_WORD})*", re.IGNORECASE)
+_DAYS = (*calendar.day_name, *calendar.day_abbr)
+_NAMES = "|".join((*_DAYS, *calendar.month_name[1:], *calendar.month_abbr[1:]))
+_WORD = rf"(?<![^\W_])(?:[^\W_]*\d[^\W_]*|[0-9a-f]{{4,}}|am|pm|utc|gmt|{_NAMES})(?![^\W_])"
+_INCIDENTAL = re.compile(rf"{_WORD}(?:[\W_]{{1,2}}{_WORD})*", re.IGNORECASE)
 
-_LEFT_OUT: Final = (
+_LEFT_OUT = (
     r"(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
     r"|skipped|deleted|condensed|compressed|summari[sz]ed|no longer (?:available|shown))"
 )
-_SUMMARY: Final = re.compile(
+_SUMMARY = re.compile(
     r"\bsummary\W*[:\n]|<summary>|\bsummary (?:of (?:the|our|your|this|all|previous|earlier)|so far|to date)\b"
     rf"|\b(?:conversation|messages|history|context|turns|steps)[^.\n]{{0,60}}\b{_LEFT_OUT}"
     rf"|\b{_LEFT_OUT} \d+ (?:\w+ )?(?:messages|turns|steps)"
@@ -35,7 +35,7 @@ _SUMMARY: Final = re.compile(
 )
 """How agents begin a summary, or say that they left something out."""
 
-_BLANK: Final = re.compile(rf"\b{_LEFT_OUT}\b|^\W*$", re.IGNORECASE)
+_BLANK = re.compile(rf"\b{_LEFT_OUT}\b|^\W*$", re.IGNORECASE)
 """What agents leave in place of a result that they blank."""
 
 

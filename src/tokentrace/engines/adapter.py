@@ -19,7 +19,7 @@ from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings, errors_at
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, SamplingParams, Weights
 
-MOST_RANKS: Final = 20
+MOST_RANKS = 20
 """How many likeliest ids to ask for: the default of vLLM's ``--max-logprobs``, our limit elsewhere."""
 
 
@@ -62,7 +62,7 @@ class HTTPEngine(Engine):
         raise NotImplementedError
 
     def _send(self, request: GenerateRequest, more: dict[str, Any]) -> tuple[bytes, Callable[[], AnswerReader]]:
-        """Return the body of a request, and what makes a reader of its answer."""
+        """The body of a request, and what makes a reader of its answer."""
         prompt = msgspec.json.encode(np.asarray(request.prompt_ids).tolist())
         fields = json.dumps(self._fields(request) | more, separators=(",", ":")).encode("utf-8")
         body = b'{"%s":%s,%s' % (self.prompt_field.encode("ascii"), prompt, fields[1:])
@@ -106,7 +106,7 @@ class HTTPEngine(Engine):
         self.version = name
 
     def _check_weights(self, weights: Weights = "") -> str:
-        """Return the folder for the server to read. Raises EngineError."""
+        """The folder for the server to read. Raises EngineError."""
         if not isinstance(weights, str | Path):
             raise self._unable("read weights from arrays: it needs a folder on its machine")
         if not self.capabilities.weights:
@@ -143,19 +143,19 @@ async def connecting(base_url: str | Connection, settings: HTTPSettings | None) 
         raise
 
 
-_COLD: Final = 0.5
-_HOT: Final = 2.0
+_COLD = 0.5
+_HOT = 2.0
 """vLLM refuses higher temperatures."""
-_SAME: Final = 0.05
+_SAME = 0.05
 """How far a logprob may differ between two requests: servers compute in 16 bits."""
-_APART: Final = 0.3
-_PROBES: Final = 6
+_APART = 0.3
+_PROBES = 6
 
 
 async def probed_kind(
     engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None
 ) -> LogprobKind:
-    """Return what an engine's logprobs describe: the `setting`, or what probes show.
+    """What an engine's logprobs describe: the `setting`, or what probes show.
 
     Raw logprobs of the likeliest token do not change with the temperature. Two prompts must show that, since ties
     do not change either. Processed ones change with `top_k`, too.

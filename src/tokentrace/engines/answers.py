@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,12 +22,12 @@ from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
 from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, SamplingParams
 
 Answer = TypeVar("Answer")
-TokenBytes: TypeAlias = Callable[[int], bytes]
+TokenBytes = Callable[[int], bytes]
 """The bytes of an id, control tokens included: ``vocabulary.token_bytes``."""
 
 
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:
-    """Return the request with an int32 prompt. Raises EngineRefusal."""
+    """The request with an int32 prompt. Raises EngineRefusal."""
     sampling, limit, engine = request.sampling, capabilities.max_length, capabilities.engine
     size, problem = capabilities.vocab_size, ""
     check_logprobs(sampling, capabilities)
@@ -64,7 +64,7 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
 
 
 def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> LogprobKind:
-    """Return what the logprobs of a completion describe; unknown where engines differ."""
+    """What the logprobs of a completion describe; unknown where engines differ."""
     if sampling.structure is not None:
         return LogprobKind.UNKNOWN
     if sampling.temperature or capabilities.logprobs is LogprobKind.RAW:
@@ -87,7 +87,7 @@ class StopFinder:
         self._tail = b""
 
     def feed(self, token: int) -> str | None:
-        """Return the text that this id completes; of several, the one that ends first."""
+        """The text that this id completes; of several, the one that ends first."""
         if not self._texts:
             return None
         seen = self._tail + self._token_bytes(token)
@@ -129,7 +129,7 @@ def _answer_errors() -> Iterator[None]:
 
 
 def answered_logprobs(values: Sequence[Any], count: int) -> Logprobs:
-    """Return a logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
+    """A logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
     with _answer_errors():
         logprobs = as_logprobs(values, count, recorded=True)
     assert logprobs is not None
@@ -183,7 +183,7 @@ class AnswerReader:
         self.last: Delta | None = None
 
     def feed(self, answer: Any) -> Delta | None:
-        """Return the piece in an answer; None if it is empty or the last: see `close`."""
+        """The piece in an answer; None if it is empty or the last: see `close`."""
         reply = self._read(answer, self)
         if reply is None:
             return None
@@ -233,7 +233,7 @@ class AnswerReader:
         )
 
     def close(self) -> Delta:
-        """Return the last piece. Raises EngineAnswerError if there is none."""
+        """The last piece. Raises EngineAnswerError if there is none."""
         if self.last is None:
             raise EngineAnswerError(f"{self.capabilities.engine} returned no finish reason")
         return replace(self.last, cached_tokens=self.cached_tokens)

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,21 @@ from ..tokens.ids import check_ids
 from ..trajectory.turns import POSITIVE_NOISE
 from .errors import EngineAnswerError
 
-Experts: TypeAlias = npt.NDArray[Any]
-Ranked: TypeAlias = Sequence[tuple[int, float | None]]
+Experts = npt.NDArray[Any]
+Ranked = Sequence[tuple[int, float | None]]
 """The likeliest ids at one position, with their logprobs."""
-TOP_LOGPROBS: Final = "top_logprobs"
+TOP_LOGPROBS = "top_logprobs"
 """The channel of each token's likeliest ids, as ``(id, logprob)``, best first."""
-ROUTED_EXPERTS: Final = "routed_experts"
+ROUTED_EXPERTS = "routed_experts"
 """The channel of the experts that computed each token's distribution."""
-_IMPOSSIBLE: Final = -9999.0
+_IMPOSSIBLE = -9999.0
 """vLLM's logprob of an impossible id: JSON has no infinity."""
-ExpertType: TypeAlias = Literal["int32", "uint16", "uint8"]
-_BAD_ARRAY: Final = "routed_experts must be whole numbers"
+ExpertType = Literal["int32", "uint16", "uint8"]
+_BAD_ARRAY = "routed_experts must be whole numbers"
 
 
 def best_ids(rows: Iterable[Ranked], count: int, vocab_size: int | None) -> list[tuple[tuple[int, float], ...]]:
-    """Return the `count` likeliest ids at each position, best first. Raises EngineAnswerError."""
+    """The `count` likeliest ids at each position, best first. Raises EngineAnswerError."""
     places = []
     for at, row in enumerate(rows):
         where = f"the likeliest ids at {at}"
@@ -61,7 +61,7 @@ def flat_experts(data: bytes, kind: ExpertType, width: int | None) -> Experts:
 
 
 def experts_of(experts: Experts, prompt: int, sampled: int) -> list[Any]:
-    """Return the experts of each sampled id: those of the position before it."""
+    """The experts of each sampled id: those of the position before it."""
     if sampled and len(experts) not in (sampled, prompt + sampled - 1):
         raise EngineAnswerError(f"routed_experts has {len(experts)} positions for {prompt} + {sampled} ids")
     return list(experts[-sampled:].tolist()) if sampled else []

@@ -5,7 +5,6 @@ import functools
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from .channels import TOP_LOGPROBS
 from .errors import EngineError
 from .protocol import OPTIONAL, Capabilities, Delta, Engine, FinishReason, GenerateRequest, SamplingParams
 
-CACHED_TOKENS: Final = 200_000
+CACHED_TOKENS = 200_000
 """How many tokens of idle sessions stay cached."""
 
 

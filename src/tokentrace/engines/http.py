@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -35,23 +35,23 @@ from .protocol import Delta
 if TYPE_CHECKING:
     import httpx2
 
-_QUOTED: Final = 300
-_ERROR_BYTES: Final = 1 << 16
-_EVENT_BYTES: Final = 16 << 20
-_CONNECTIONS: Final = 1000
-_CONNECT_SECONDS: Final = 10.0
-_PAUSES: Final = (0.5, 30.0)
+_QUOTED = 300
+_ERROR_BYTES = 1 << 16
+_EVENT_BYTES = 16 << 20
+_CONNECTIONS = 1000
+_CONNECT_SECONDS = 10.0
+_PAUSES = (0.5, 30.0)
 """The first and the longest pause between tries, in seconds."""
-_LONGEST_RETRY_AFTER: Final = 120.0
+_LONGEST_RETRY_AFTER = 120.0
 """A server that asks for a longer pause counts as unavailable."""
-_LINGER: Final = 1.0
+_LINGER = 1.0
 """How long to wait for the end of a body, to use the connection again."""
-_HEALTH_SECONDS: Final = 5.0
-_HeaderName: TypeAlias = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")]
-_Headers: TypeAlias = dict[_HeaderName, Annotated[str, Meta(pattern=r"^[ -~\t]*\Z")]]
-_SECRET_LENGTH: Final = 4
+_HEALTH_SECONDS = 5.0
+_HeaderName = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")]
+_Headers = dict[_HeaderName, Annotated[str, Meta(pattern=r"^[ -~\t]*\Z")]]
+_SECRET_LENGTH = 4
 """Shorter header values are not hidden: they would match everywhere."""
-_NO_RESEND: Final = "the request is not sent again: that would be another sample"
+_NO_RESEND = "the request is not sent again: that would be another sample"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class EventReader:
         self._tail = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the events that end here. Raises EngineAnswerError if one is too long."""
+        """The events that end here. Raises EngineAnswerError if one is too long."""
         *lines, self._tail = (self._tail + piece).split(b"\n")
         if len(self._tail) > _EVENT_BYTES:
             raise EngineAnswerError(f"an event of the stream has more than {_EVENT_BYTES} bytes")
@@ -156,7 +156,7 @@ class Connection:
         return None
 
     async def post(self, path: str, body: bytes | None, kind: Any, *, method: str = "POST") -> Any:
-        """Return the answer to a JSON body, decoded as `kind`; with None, ignore it."""
+        """The answer to a JSON body, decoded as `kind`; with None, ignore it."""
         longest, tries = self.settings.longest_answer or math.inf, 0
         with errors_at(f"{self.base_url}{path}"):
             while True:
@@ -316,7 +316,7 @@ def errors_at(where: str) -> Iterator[None]:
 
 
 def public_address(address: str) -> str:
-    """Return an address without credentials, query and fragment, for errors."""
+    """An address without credentials, query and fragment, for errors."""
     public = re.split(r"[?#]", address.rpartition("@")[2])[0]
     scheme = address.partition("://")[0]
     return f"{scheme}://{public}" if "@" in address and scheme in ("http", "https") else public

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -20,12 +20,12 @@ from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings
 from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, SamplingParams
 
-COMPLETION: Final = "/completion"
-_SAMPLING: Final = frozenset({"min_p", "repetition_penalty"})
+COMPLETION = "/completion"
+_SAMPLING = frozenset({"min_p", "repetition_penalty"})
 """Its other penalties count the prompt too, and it drops the logprobs of stop texts."""
-_ALL: Final = 1 << 30
+_ALL = 1 << 30
 """How many tokens back to count repetitions if the context's size is unknown."""
-_REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
+_REASONS = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 
 class _Alternative(Struct):
@@ -34,7 +34,7 @@ class _Alternative(Struct):
     prob: Annotated[float, Meta(ge=0, le=1)] | None = None
 
     def value(self, processed: bool) -> float | None:
-        """Return the logprob; None if the token could not have been drawn."""
+        """The logprob; None if the token could not have been drawn."""
         if not processed:
             return self.logprob
         return math.log(self.prob) if self.prob else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,14 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.turns import PENALTIES, IdsLike, LogprobKind, Logprobs, VersionSpan
 from .errors import EngineAnswerError, EngineError
 
-Weights: TypeAlias = str | Path | Mapping[str, Any]
+Weights = str | Path | Mapping[str, Any]
 """A folder of safetensors, or arrays by name (a state dict)."""
-Channels: TypeAlias = Mapping[str, Sequence[Any]]
+Channels = Mapping[str, Sequence[Any]]
 """Other reports by name, one entry per token."""
 
-_COLDEST: Final = 0.01
+_COLDEST = 0.01
 """vLLM raises lower temperatures to this."""
-_NUMBERS: Final = {
+_NUMBERS = {
     "temperature": (0.0, 1e6),
     "top_p": (1e-9, 1.0),
     "min_p": (0.0, 1.0),
@@ -31,11 +31,11 @@ _NUMBERS: Final = {
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (1e-9, 2.0),
 }
-_COUNTS: Final = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
-_UNUSED: Final[dict[str, Any]] = {"min_p": 0.0, **PENALTIES, "stop": ()}
-_LEFT_OUT: Final[dict[str, Any]] = {**_UNUSED, "top_logprobs": 0, "structure": None}
-OPTIONAL: Final = tuple(_UNUSED)
-_MOST_STOPS: Final = 32  # SGLang accepts no more
+_COUNTS = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
+_UNUSED: dict[str, Any] = {"min_p": 0.0, **PENALTIES, "stop": ()}
+_LEFT_OUT: dict[str, Any] = {**_UNUSED, "top_logprobs": 0, "structure": None}
+OPTIONAL = tuple(_UNUSED)
+_MOST_STOPS = 32  # SGLang accepts no more
 """Settings that not every engine has: see `Capabilities.sampling`."""
 
 
@@ -92,7 +92,7 @@ class SamplingParams:
         return {name: getattr(self, name) for name in self.optional if name in PENALTIES}
 
     def described(self) -> dict[str, Any]:
-        """Return the parameters as a trajectory records them, without unused options."""
+        """The parameters as a trajectory records them, without unused options."""
         values = {name: getattr(self, name) for name in SamplingParams.__slots__}
         used = {name: one for name, one in values.items() if name not in _LEFT_OUT or one != _LEFT_OUT[name]}
         return {name: list(one) if isinstance(one, tuple) else one for name, one in used.items()}
@@ -219,7 +219,7 @@ def add_version(spans: list[VersionSpan], version: str | int, end: int) -> None:
 
 
 def checked_version(version: Any) -> str | int:
-    """Return the name of weights: text or a 64-bit integer. Raises EngineError."""
+    """The name of weights: text or a 64-bit integer. Raises EngineError."""
     if isinstance(version, str):
         return version
     return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
@@ -287,7 +287,7 @@ class Engine:
         """Raise EngineUnavailable unless the engine answers."""
 
     async def score(self, ids: IdsLike) -> Logprobs:
-        """Return the logprob of each id at temperature 1; NaN for the first."""
+        """The logprob of each id at temperature 1; NaN for the first."""
         raise self._unable("score ids")
 
     async def abort(self, request_id: str) -> None:

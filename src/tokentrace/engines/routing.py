@@ -11,9 +11,9 @@ from typing import Any, Final
 from .errors import EngineError, EngineUnavailable, backoff
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights, collected
 
-_SHARED: Final = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
-_REMEMBERED: Final = 100_000
-GROUP_LEAD: Final = 16
+_SHARED = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
+_REMEMBERED = 100_000
+GROUP_LEAD = 16
 """How many more requests a group's endpoint may run than the idlest one."""
 
 
@@ -167,7 +167,7 @@ class Router(Engine):
             yield chosen
 
     def _least_busy(self, awake: Sequence[Circuit], group: str | None) -> Circuit:
-        """Return the idlest endpoint, or the group's while that is not too far ahead."""
+        """The idlest endpoint, or the group's while that is not too far ahead."""
         chosen = min(awake, key=lambda one: (one.running, one.started))
         if group is not None:
             current = self._groups.get(group, chosen)

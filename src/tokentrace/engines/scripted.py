@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class CallbackEngine(Engine):
         yield reader.close()
 
 
-Script: TypeAlias = Callable[[Ids, SamplingParams], IdsLike | EngineReply]
+Script = Callable[[Ids, SamplingParams], IdsLike | EngineReply]
 """Returns the ids that follow a prompt, or a reply with logprobs and routed experts."""
 
 

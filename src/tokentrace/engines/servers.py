@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from ..errors import brief
 from .adapter import Models, connecting
@@ -15,7 +15,7 @@ from .routing import Router
 from .sglang import SGLangEngine
 from .vllm import GATEWAY, VLLMEngine
 
-_ADAPTERS: Final[dict[str, tuple[Any, str, str]]] = {
+_ADAPTERS: dict[str, tuple[Any, str, str]] = {
     "sglang": (SGLangEngine, "/get_model_info", "model_path"),
     "llama.cpp": (LlamaCppEngine, "/props", "default_generation_settings"),
     "vllm": (VLLMEngine, "/version", "version"),
@@ -26,7 +26,7 @@ _ADAPTERS: Final[dict[str, tuple[Any, str, str]]] = {
 async def connect(
     urls: str | Sequence[str], kind: str = "auto", *, settings: HTTPSettings | None = None, **options: Any
 ) -> Engine:
-    """Return the engine at an address; for several addresses, a `Router`.
+    """The engine at an address; for several addresses, a `Router`.
 
     `kind` is ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"auto"``. `options` go to the adapter's ``connect``.
     """

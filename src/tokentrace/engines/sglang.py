@@ -7,7 +7,7 @@ vocabulary can crash it. An abort ends all requests whose ids start with the abo
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavail
 from .http import Connection, HTTPSettings
 from .protocol import OPTIONAL, Capabilities, GenerateRequest
 
-GENERATE: Final = "/generate"
+GENERATE = "/generate"
 
 
 class _Finish(Struct):
@@ -203,7 +203,7 @@ class SGLangEngine(HTTPEngine):
 
 
 def _rid(request_id: str) -> str:
-    """Return a request id that is no prefix of another: its length comes first."""
+    """A request id that is no prefix of another: its length comes first."""
     return f"{len(request_id)}-{request_id}"
 
 

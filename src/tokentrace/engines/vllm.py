@@ -7,7 +7,7 @@ Start it with ``--enable-scale-out``, ``--logprobs-mode processed_logprobs`` and
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from msgspec import Raw, Struct
 
@@ -21,13 +21,13 @@ from .errors import EngineError, EngineRefusal
 from .http import Connection, HTTPSettings
 from .protocol import OPTIONAL, Capabilities, GenerateRequest
 
-GENERATE: Final = "/inference/v1/generate"
-COMPLETIONS: Final = "/v1/completions"
-GATEWAY: Final = "tokentrace"
+GENERATE = "/inference/v1/generate"
+COMPLETIONS = "/v1/completions"
+GATEWAY = "tokentrace"
 """Who owns the models of a tokentrace gateway, which also serves `GENERATE`."""
-_ABORT_PREFIX: Final = "generate-tokens-"
+_ABORT_PREFIX = "generate-tokens-"
 """vLLM puts it before a request's id; an abort without it does nothing."""
-_TOKEN_ID: Final = "token_id:"
+_TOKEN_ID = "token_id:"
 
 
 class _Alternative(Struct):
@@ -157,7 +157,7 @@ class VLLMEngine(HTTPEngine):
             return engine
 
     async def score(self, ids: IdsLike) -> Logprobs:
-        """Return the ``prompt_logprobs`` of ``/v1/completions``, which are raw."""
+        """The ``prompt_logprobs`` of ``/v1/completions``, which are raw."""
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         body = {"model": self.capabilities.model, "prompt": checked.tolist(), "add_special_tokens": False}
         body |= {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}

@@ -13,7 +13,7 @@ and refuse what it refuses. Differences:
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import TemplateError
 from ..template.chat_template import PythonFormat
@@ -25,18 +25,16 @@ from ..template.traced import TracedList, plain, text_of, wrap
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
 THINK, END_THINK = "<think>", "</think>"
-DSML: Final = "｜DSML｜"
+DSML = "｜DSML｜"
 
 Tools = TracedList | None
-V32_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-V4_ROLES: Final = (*V32_ROLES, "latest_reminder")
-ASKING: Final = ("user", "developer")
+V32_ROLES = ("system", "developer", "user", "assistant", "tool")
+V4_ROLES = (*V32_ROLES, "latest_reminder")
+ASKING = ("user", "developer")
 """Turns after the last message of these roles keep their reasoning."""
-TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
+TASKS = ("action", "query", "authority", "domain", "title", "read_url")
 """What a message's ``task`` can ask V4 for instead of an answer."""
-RESPONSE_FORMAT: Final = (
-    "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
-)
+RESPONSE_FORMAT = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 
 
 class ToolMarkup(NamedTuple):
@@ -57,7 +55,7 @@ def _example(block: str, name: str) -> str:
     )
 
 
-V32: Final = ToolMarkup(
+V32 = ToolMarkup(
     block="function_calls",
     before_schemas=(
         "## Tools\n"
@@ -80,7 +78,7 @@ V32: Final = ToolMarkup(
     tolerant=False,
 )
 
-V4: Final = ToolMarkup(
+V4 = ToolMarkup(
     block="tool_calls",
     before_schemas=(
         "## Tools\n\n"
@@ -100,7 +98,7 @@ V4: Final = ToolMarkup(
     tolerant=True,
 )
 
-MAX_EFFORT: Final = (
+MAX_EFFORT = (
     "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
     "You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the "
     "root cause, rigorously stress-testing your logic against all potential paths, edge cases, and "
@@ -423,10 +421,10 @@ def _last_asking(roles: Sequence[Any]) -> int:
     return max((at for at, role in enumerate(roles) if role in ASKING), default=-1)
 
 
-_MODES: Final = ("enable_thinking", "thinking_mode", "drop_thinking")
-DEEPSEEK_V32: Final = PythonFormat(
+_MODES = ("enable_thinking", "thinking_mode", "drop_thinking")
+DEEPSEEK_V32 = PythonFormat(
     "deepseek_v3.2", deepseek_v32, constants=V32_ROLES, variables=("thinking",), also=_MODES
 )
-DEEPSEEK_V4: Final = PythonFormat(
+DEEPSEEK_V4 = PythonFormat(
     "deepseek_v4", deepseek_v4, constants=V4_ROLES, variables=("thinking",), also=(*_MODES, "reasoning_effort")
 )

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ..errors import InputError, RendererError, brief
 from ..settings import instance, items
@@ -36,13 +36,13 @@ class Dialect:
             raise InputError(f"cannot be written: {error}", field="tool_calls") from None
 
 
-_NAME_AND_ARGUMENTS: Final = (("name", ("name",)), ("arguments", ("arguments",)))
-_DEEPSEEK: Final = CallGrammar(
+_NAME_AND_ARGUMENTS = (("name", ("name",)), ("arguments", ("arguments",)))
+_DEEPSEEK = CallGrammar(
     Style.JSON_ARGUMENTS,
     section_open="<｜tool▁calls▁begin｜>", section_close="<｜tool▁calls▁end｜>",
     open="<｜tool▁call▁begin｜>", head=(("", "name"),), begin="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>",
 )  # fmt: skip
-_DSML: Final = CallGrammar(
+_DSML = CallGrammar(
     Style.PAIRS, before="\n\n", separator="\n",
     section_open="<｜DSML｜function_calls>\n", section_close="\n</｜DSML｜function_calls>",
     open='<｜DSML｜invoke name="', head=(("", "name"),), begin='">\n', close="</｜DSML｜invoke>",
@@ -50,7 +50,7 @@ _DSML: Final = CallGrammar(
     value_close="</｜DSML｜parameter>\n",
 )  # fmt: skip
 
-_DIALECTS: Final = (
+_DIALECTS = (
     Dialect("hermes", CallGrammar(
         Style.JSON_CALL, before="\n", separator="\n",
         open="<tool_call>\n", keys=_NAME_AND_ARGUMENTS, close="\n</tool_call>",
@@ -109,9 +109,9 @@ _DIALECTS: Final = (
     ), served_as=("llama4_pythonic",)),
 )  # fmt: skip
 
-DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in _DIALECTS}
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _DIALECTS}
 
-REASONING: Final[Mapping[str, Frame | None]] = {
+REASONING: Mapping[str, Frame | None] = {
     "think": Frame("<think>", close="</think>"),
     "mm-think": Frame("<mm:think>", close="</mm:think>"),
     "seed-think": Frame("<seed:think>", close="</seed:think>"),
@@ -120,10 +120,10 @@ REASONING: Final[Mapping[str, Frame | None]] = {
 }
 """Delimiters of reasoning, by name."""
 
-_THINKERS: Final = ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3")
-_SERVED_AS: Final = dict.fromkeys(_THINKERS, "think") | {"mistral": "brackets", "seed_oss": "seed-think"}
+_THINKERS = ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3")
+_SERVED_AS = dict.fromkeys(_THINKERS, "think") | {"mistral": "brackets", "seed_oss": "seed-think"}
 """The names that inference servers have for them."""
-_BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
+_BY_ANY_NAME = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
 
 def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | None:

@@ -4,25 +4,25 @@ To add one: a row here, a row in the tests' asset list, a golden file.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
 from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32, DSML, EOS, REMINDER
 from .dialects import DIALECTS
 
-_CONTENT: Final = "⟨content⟩"
-_CHATML: Final = ("<|im_start|>assistant\n", "<|im_end|>\n")
-_THOUGHT: Final = "<think>\n⟨reasoning⟩\n</think>\n\n"
-_RESULT: Final = "<|im_start|>user\n<tool_response>\n⟨content⟩\n</tool_response><|im_end|>\n"
-_RESULT_LINE: Final = _RESULT.replace("<|im_end|>", "\n<|im_end|>")
-_KIMI: Final = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
-_KIMI_RESULT: Final = "<|im_system|>⟨name⟩<|im_middle|>## Return of ⟨tool_call_id⟩\n⟨content⟩<|im_end|>"
-_MINIMAX: Final = ("]~b]ai\n", "[e~[\n")
-_MINIMAX_RESULT: Final = "]~b]tool\n<response>⟨content⟩</response>[e~[\n"
-_DEEPSEEK: Final = ("<｜Assistant｜>", EOS)
-_DEEPSEEK_RESULT: Final = "<｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>"
-_LLAMA: Final = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>")
+_CONTENT = "⟨content⟩"
+_CHATML = ("<|im_start|>assistant\n", "<|im_end|>\n")
+_THOUGHT = "<think>\n⟨reasoning⟩\n</think>\n\n"
+_RESULT = "<|im_start|>user\n<tool_response>\n⟨content⟩\n</tool_response><|im_end|>\n"
+_RESULT_LINE = _RESULT.replace("<|im_end|>", "\n<|im_end|>")
+_KIMI = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
+_KIMI_RESULT = "<|im_system|>⟨name⟩<|im_middle|>## Return of ⟨tool_call_id⟩\n⟨content⟩<|im_end|>"
+_MINIMAX = ("]~b]ai\n", "[e~[\n")
+_MINIMAX_RESULT = "]~b]tool\n<response>⟨content⟩</response>[e~[\n"
+_DEEPSEEK = ("<｜Assistant｜>", EOS)
+_DEEPSEEK_RESULT = "<｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>"
+_LLAMA = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ def _family(
     return Family(name, models, opening + end, opening + call + end, result, **more)
 
 
-_HERMES: Final = "\n" + _call("hermes")
-_QWEN_XML: Final = _call("qwen-xml")
+_HERMES = "\n" + _call("hermes")
+_QWEN_XML = _call("qwen-xml")
 
-FAMILIES: Final[tuple[Family, ...]] = (
+FAMILIES: tuple[Family, ...] = (
     _family("qwen3", "Qwen3 hybrid and Qwen3-Thinking-2507", _CHATML, _THOUGHT, _HERMES, _RESULT),
     _family(
         "qwen3_vl", "Qwen3-VL instruct", _CHATML, "", _HERMES, _RESULT,
@@ -143,7 +143,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("gemma3", "Gemma 3", answer="<start_of_turn>model\n⟨content⟩<end_of_turn>\n"),
 )  # fmt: skip
 
-BY_NAME: Final = {family.name: family for family in FAMILIES}
+BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:

@@ -11,10 +11,10 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
-NO_CALLS: Final = "the template shows no tool calls"
-ONE_CALL: Final = "the template writes one call per turn"
+NO_CALLS = "the template shows no tool calls"
+ONE_CALL = "the template writes one call per turn"
 """Notes of a derived grammar that other modules act on."""
 
 

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..errors import InputError, brief
 from .grammar import CallGrammar, Channels, Style, Value
 
-_TYPES: Final = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
+_TYPES = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
 """The JSON schema names of types; anything else is a number."""
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
 
 from ..errors import InputError, brief
 from ..files import owned
@@ -19,10 +18,10 @@ from ..store.store import Store
 from .requests import RequestError
 from .sessions import ID, ID_RULE
 
-SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
+SESSION_HEADERS = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
 """Headers that name a session. The first one counts."""
-_PORT: Final = re.compile(r":\d+$")
-_LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
+_PORT = re.compile(r":\d+$")
+_LINE = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
 
 
 class Role(StrEnum):

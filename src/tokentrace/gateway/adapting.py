@@ -5,7 +5,7 @@ A template may refuse or drop late instructions, or move them to the beginning, 
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..conversation.forms import parse_arguments
@@ -17,13 +17,13 @@ from ..errors import InputError, TokentraceError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 
-_QUESTION: Final = {"role": "user", "content": "pears"}
-_ANSWER: Final = {"role": "assistant", "content": "plums"}
-_LATE_WORD: Final = "Cherries"
-_FIRST_WORDS: Final = ("Oranges", "Cherries", "Apricots", "Quinces", "Lemons")
-_JOINABLE: Final = frozenset({"role", "content", *NOISE})
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")
-_CACHE: Final[WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]]] = WeakKeyDictionary()
+_QUESTION = {"role": "user", "content": "pears"}
+_ANSWER = {"role": "assistant", "content": "plums"}
+_LATE_WORD = "Cherries"
+_FIRST_WORDS = ("Oranges", "Cherries", "Apricots", "Quinces", "Lemons")
+_JOINABLE = frozenset({"role", "content", *NOISE})
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_CACHE: WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]] = WeakKeyDictionary()
 
 Message = Mapping[str, Any]
 

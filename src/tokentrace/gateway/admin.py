@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from starlette.requests import Request as HTTPRequest
@@ -20,7 +20,7 @@ from .requests import RequestError, convert
 from .rows import ExportFormat, export_rows
 from .sessions import ID, ID_RULE, Count, LiveSession, SessionSettings, Version, dropped
 
-Routes: TypeAlias = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Any]]]
+Routes = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Any]]]
 
 
 class Query(Struct, forbid_unknown_fields=True):
@@ -218,7 +218,7 @@ async def _metrics(gateway: Gateway, http: HTTPRequest) -> Response:
     return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-ADMIN_ROUTES: Final[Routes] = {
+ADMIN_ROUTES: Routes = {
     "GET /sessions": _list,
     "POST /sessions": _create,
     "GET /sessions/{session}": _state,

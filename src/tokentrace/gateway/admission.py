@@ -7,14 +7,13 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from ..store.store import State
 from .dialect import Head, Reply
 from .requests import RequestError
 from .sessions import LiveSession, Sessions
 
-Answered: TypeAlias = tuple[Head, Sequence[Reply]]
+Answered = tuple[Head, Sequence[Reply]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..diagnose.conversation_diff import text_of
 from ..engines.answers import completion_kind
@@ -27,14 +27,14 @@ from .turns import Placement, RecordedTurn
 if TYPE_CHECKING:
     from .gateway import Gateway
 
-_ATTEMPTS: Final = 100
-_AT_ONCE_SECONDS: Final = 0.05
+_ATTEMPTS = 100
+_AT_ONCE_SECONDS = 0.05
 """A faster request is never recorded as under way."""
-_FIRST_PIECES: Final = 8
+_FIRST_PIECES = 8
 """Other tasks run after each of these, so that a stream opens without delay."""
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", bound=Delta)
-Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
+Feed = Callable[[int, Sequence[ItemChange], Delta | None], None]
 
 
 @dataclass(slots=True, eq=False)

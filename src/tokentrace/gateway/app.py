@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,13 +32,13 @@ from .requests import RequestError, request_error
 from .responses import Responses
 from .tokens import Tokens
 
-DIALECTS: Final[Mapping[str, type[Dialect]]] = {
+DIALECTS: Mapping[str, type[Dialect]] = {
     "/v1/chat/completions": Chat,
     "/v1/responses": Responses,
     "/v1/messages": Messages,
     "/inference/v1/generate": Tokens,
 }
-PREFIXES: Final = ("", "/sessions/{session}")
+PREFIXES = ("", "/sessions/{session}")
 
 
 async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -> Response:
@@ -145,14 +145,14 @@ class Endpoint:
     dialect: type[Dialect] = Chat
 
 
-_AGENTS: Final = [
+_AGENTS = [
     *(Endpoint(partial(_answer, each), "POST", path, "session", each) for path, each in DIALECTS.items()),
     Endpoint(_count, "POST", "/v1/messages/count_tokens", "session", Messages),
     Endpoint(_stored, "GET", "/v1/responses/{response}", "session", Responses),
     Endpoint(_models, "GET", "/v1/models", "any"),
     Endpoint(_models, "GET", "/v1/models/{model:path}", "any"),
 ]
-ENDPOINTS: Final = [
+ENDPOINTS = [
     *(replace(each, path=prefix + each.path) for prefix in PREFIXES for each in _AGENTS),
     *(Endpoint(one, *route.partition(" ")[::2]) for route, one in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()),
     Endpoint(_health, "GET", "/healthz", "health"),

@@ -13,13 +13,13 @@ from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
 from .requests import Request, RequestError, TokenFields
 
-_HARMLESS: Final = (
+_HARMLESS = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "prediction", "skip_special_tokens", "spaces_between_special_tokens",
     "include_reasoning", "separate_reasoning",
 )  # fmt: skip
 
-_REFUSED: Final[wire.Refused] = {
+_REFUSED: wire.Refused = {
     **wire.REFUSED,
     "audio": ((), "the gateway serves text only"),
     "modalities": ((["text"], []), "the gateway serves text only"),

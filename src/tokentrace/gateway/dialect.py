@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -21,13 +21,13 @@ from ..parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCal
 from ..tokens.tokenizer import Ids
 from .requests import AnswerOptions, Request, RequestError, TokenFields
 
-StreamEvent: TypeAlias = dict[str, Any]
-CallId: TypeAlias = Callable[[int], str]
-OPENAI_END: Final = b"data: [DONE]\n\n"
-_ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_LOWEST: Final = -9999.0
+StreamEvent = dict[str, Any]
+CallId = Callable[[int], str]
+OPENAI_END = b"data: [DONE]\n\n"
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LOWEST = -9999.0
 """OpenAI's logprob for what cannot be sampled. JSON has no infinity."""
-_UNSAFE: Final = re.compile("\x85|\u2028|\u2029".encode())
+_UNSAFE = re.compile("\x85|\u2028|\u2029".encode())
 
 
 @dataclass(slots=True, eq=False)

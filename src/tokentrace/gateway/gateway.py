@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -38,12 +38,12 @@ from .sessions import LiveSession, Sessions
 from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
-_INLINE: Final = 20_000
+_INLINE = 20_000
 """Longer prompts are made in a thread."""
-_ELSEWHERE_SECONDS: Final = 10.0
+_ELSEWHERE_SECONDS = 10.0
 """How long a repeated request waits for another gateway."""
-_POLL_SECONDS: Final = 0.1
-_ITEM_FIELDS: Final = {"rs": "reasoning_content", "msg": "content"}
+_POLL_SECONDS = 0.1
+_ITEM_FIELDS = {"rs": "reasoning_content", "msg": "content"}
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -28,14 +28,14 @@ from .requests import NOTHING_READ, ReadHistory, RequestError, request_error
 from .requests import Request as AgentRequest
 
 Result = TypeVar("Result")
-LOGGER: Final = logging.getLogger("tokentrace.gateway")
-FIRST_TOKEN_SECONDS: Final = 5.0
+LOGGER = logging.getLogger("tokentrace.gateway")
+FIRST_TOKEN_SECONDS = 5.0
 """Until the first token, or this long, an error still sets the status."""
-KEEP_ALIVE_SECONDS: Final = 15.0
+KEEP_ALIVE_SECONDS = 15.0
 """Proxies close streams that are silent for longer."""
-_NOSNIFF: Final = {"x-content-type-options": "nosniff"}
-_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_NOSNIFF = {"x-content-type-options": "nosniff"}
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 async def read_body(http: Request, limit: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ..diagnose.message_keys import Meaning, canonical, meaning, strict_meaning
 from ..errors import InputError
@@ -12,7 +12,7 @@ from .requests import RequestError
 __all__ = ["MEANINGS", "load_matcher", "meaning"]
 
 
-MEANINGS: Final[Mapping[str, Meaning]] = {"strict": strict_meaning, "normal": meaning}
+MEANINGS: Mapping[str, Meaning] = {"strict": strict_meaning, "normal": meaning}
 
 
 def load_matcher(text: str, folder: Path | None = None) -> Meaning:

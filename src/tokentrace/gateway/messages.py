@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -26,24 +26,24 @@ from .requests import Request, RequestError, TokenFields, convert, naming_fields
 
 Message = Mapping[str, Any]
 
-BILLING: Final = "x-anthropic-billing-header:"
+BILLING = "x-anthropic-billing-header:"
 """The start of the block that Claude Code puts before its system prompt."""
 
-_HARMLESS: Final = (
+_HARMLESS = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta",
     "anthropic_version", "user_profile_id", "workspace_id", "diagnostics", "fallbacks", "fallback_credit_token",
 )  # fmt: skip
 
-_REFUSED: Final[wire.Refused] = {
+_REFUSED: wire.Refused = {
     **wire.REFUSED,
     "mcp_servers": (([],), "the gateway does not connect to MCP servers"),
     "container": ((), "the gateway has no containers"),
 }
-_NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """Tells clients that use threads to send the whole conversation from now on."""
-_KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
-_EFFORTS: Final = "messages.output_config"
-_STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}
+_EFFORTS = "messages.output_config"
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
 class _ToolChoice(Struct):
@@ -293,7 +293,7 @@ class Messages(Dialect):
         return {"usage": counts, **self.token_fields(reply, TokenFields.TOKENTRACE)}
 
 
-_BLOCKS: Final[Mapping[PartKind, tuple[Mapping[str, Any], str, str]]] = {
+_BLOCKS: Mapping[PartKind, tuple[Mapping[str, Any], str, str]] = {
     PartKind.REASONING: ({"thinking": "", "signature": ""}, "thinking_delta", "thinking"),
     PartKind.CONTENT: ({"text": ""}, "text_delta", "text"),
     PartKind.TOOL_CALL: ({"input": {}}, "input_json_delta", "partial_json"),

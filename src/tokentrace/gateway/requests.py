@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,15 +20,15 @@ from ..settings import explain_invalid
 from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
 
-_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Templates may print these words, so others are not allowed."""
 
-TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
+TOKEN_IDS_HEADER = "x-tokentrace-token-ids"
 
-_DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
-Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
+_DISTRIBUTION = "the gateway samples from the model's own distribution, so that logprobs are exact"
+Refused = Mapping[str, tuple[Sequence[Any], str]]
 """For each field that is not served: the values that change nothing, and why."""
-_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("length_penalty", "typical_p", "best_of"), (1,)),
     **dict.fromkeys(
         ("ignore_eos", "include_stop_str_in_output", "use_beam_search", "echo", "min_tokens"), (0,)
@@ -38,7 +38,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     "logit_bias": ({},),
 }
-REFUSED: Final[Refused] = {name: (values, _DISTRIBUTION) for name, values in _NEUTRAL.items()}
+REFUSED: Refused = {name: (values, _DISTRIBUTION) for name, values in _NEUTRAL.items()}
 
 
 class TokenFields(StrEnum):
@@ -62,7 +62,7 @@ class SamplingBody(Struct):
     repetition_penalty: float | None = None
 
 
-SAMPLING: Final = SamplingBody.__struct_fields__
+SAMPLING = SamplingBody.__struct_fields__
 """The fields of `SamplingParams` that a request may set."""
 
 
@@ -104,7 +104,7 @@ class ReadHistory:
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
-NOTHING_READ: Final = ReadHistory()
+NOTHING_READ = ReadHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoni
     return hints if on is None else {**hints, "enable_thinking": on, "thinking": on}
 
 
-_KINDS: Final[Mapping[int, str]] = {
+_KINDS: Mapping[int, str] = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip

@@ -21,12 +21,12 @@ from . import requests as wire
 from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, changes_of, token_spans
 from .requests import Request, RequestError, TokenFields, convert
 
-PREFIX: Final = "resp_"
+PREFIX = "resp_"
 """Not part of `Head.id`."""
 
-_RESPONSE: Final = re.compile(f"{PREFIX}[0-9A-Za-z]+")
-_HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
-_REFUSED: Final[wire.Refused] = {
+_RESPONSE = re.compile(f"{PREFIX}[0-9A-Za-z]+")
+_HARMLESS = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
+_REFUSED: wire.Refused = {
     **wire.REFUSED,
     "background": ((False,), "background responses are not supported"),
     "conversation": ((), "conversations are not stored by name; send the input, or previous_response_id"),
@@ -34,18 +34,18 @@ _REFUSED: Final[wire.Refused] = {
     "context_management": (([],), "the gateway does not rewrite conversations"),
     "moderation": ((), "the gateway does not moderate"),
 }
-_LOGPROBS: Final = "message.output_text.logprobs"
-_ENCRYPTED: Final = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"
 _Included = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
 """Those for tools that are not served have no effect."""
-_NULLABLE: Final = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
-_OPTIONAL: Final = ("user", "safety_identifier", "prompt_cache_key")
+_NULLABLE = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
+_OPTIONAL = ("user", "safety_identifier", "prompt_cache_key")
 """The answer repeats `_NULLABLE` always, `_OPTIONAL` only if sent."""
-_HOSTED: Final = re.compile(
+_HOSTED = re.compile(
     r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|image_generation|code_interpreter|file_search|tool_search"
 )
 
@@ -210,8 +210,8 @@ def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
     return structure, {"type": kind, "name": name, "schema": schema, "strict": bool(form.get("strict"))}
 
 
-_PREFIXES: Final = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}
-_TEXTS: Final = {
+_PREFIXES = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}
+_TEXTS = {
     PartKind.REASONING: "response.reasoning_text",
     PartKind.CONTENT: "response.output_text",
     PartKind.TOOL_CALL: "response.function_call_arguments",

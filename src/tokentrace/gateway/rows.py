@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 from ..data.tables import CHANNELS, ROLLOUT, Columns, TableWriter, channel_values, sample_columns, samples_table
 from ..errors import SampleError
@@ -22,10 +22,10 @@ from ..trajectory.trajectory import Trajectory
 from .session import SessionRecord
 from .turns import RecordedTurn
 
-Infos: TypeAlias = AsyncIterable[SessionInfo] | Iterable[SessionInfo]
-REWARD: Final = "reward"
-_TABLE_TOKENS: Final = 1 << 18
-_TABLE_ROWS: Final = 256
+Infos = AsyncIterable[SessionInfo] | Iterable[SessionInfo]
+REWARD = "reward"
+_TABLE_TOKENS = 1 << 18
+_TABLE_ROWS = 256
 
 
 @dataclass(slots=True)
@@ -113,15 +113,15 @@ class SessionRows:
         }
 
 
-_TURN_FIELDS: Final = {
+_TURN_FIELDS = {
     **dict.fromkeys(("number", "start", "stop"), "int32"),
     **dict.fromkeys(("finish_reason", "dialect", "model", "response"), "string"),
     **{"choice": "int32", "stopped_by": "string", "reused": "int32", "time": "float64", "seconds": "float64"},
 }
-_TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
+_TURN_LISTS = ("calls", "repairs", "notes", "wishes")
 
 
-COLUMNS: Final[Columns] = {
+COLUMNS: Columns = {
     **sample_columns("labels", "logprobs", *ROLLOUT),
     **dict.fromkeys(("session", "state", "cause", "cause_detail"), "string"),
     **dict.fromkeys(("parent", "shared"), "int32"),

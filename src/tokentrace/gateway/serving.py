@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import uvicorn
 
@@ -25,7 +25,7 @@ from .sessions import Sessions
 from .tracing import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-Ready: TypeAlias = Callable[[], None]
+Ready = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

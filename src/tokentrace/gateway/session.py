@@ -9,7 +9,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,8 +34,8 @@ from ..trajectory.turns import Turn
 from .adapting import readable_calls, render_readably
 from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn, SentMessages
 
-_UNFINISHED: Final = ("length", "abort")
-_RECENT: Final = 3
+_UNFINISHED = ("length", "abort")
+_RECENT = 3
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from .http import Body
     from .requests import Request
 
-ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
-ID_RULE: Final = "letters, digits and . _ : @ ~ -, at most 128 characters, starting with a letter or digit"
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
+ID_RULE = "letters, digits and . _ : @ ~ -, at most 128 characters, starting with a letter or digit"
 
-_Name: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00\ud800-\udfff]+\Z")]
-Version: TypeAlias = _Name | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Name = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00\ud800-\udfff]+\Z")]
+Version = _Name | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A store cannot keep NUL or lone surrogates."""
-_IN_MEMORY: Final = 1000
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+_IN_MEMORY = 1000
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Ids in, ids and logprobs out, as in vLLM's ``/inference/v1/generate``. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -12,8 +12,8 @@ from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
 from .requests import Request, TokenFields
 
-_MOST: Final = 10_000_000
-_REFUSED: Final[wire.Refused] = {
+_MOST = 10_000_000
+_REFUSED: wire.Refused = {
     **{name: reason for name, reason in wire.REFUSED.items() if name != "stop_token_ids"},
     "n": ((1,), "only one completion per request is supported"),
     "stop": (([], ""), "stop texts are not supported here (use stop_token_ids)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -19,9 +19,9 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
-Message: TypeAlias = Mapping[str, Any]
-_COMPARED: Final = frozenset({"number", "base", "shared", "messages", "reply", "root", "keys", "matcher"})
-_HIDDEN: Final = _COMPARED | {"tools", "variables"}
+Message = Mapping[str, Any]
+_COMPARED = frozenset({"number", "base", "shared", "messages", "reply", "root", "keys", "matcher"})
+_HIDDEN = _COMPARED | {"tools", "variables"}
 """The fields of a turn that a session's state does not show."""
 
 

@@ -10,7 +10,7 @@ from ..study import probes
 
 
 def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
-    """Return whether a check holds for all conversations that the template accepts."""
+    """Whether a check holds for all conversations that the template accepts."""
     outcomes = []
     for conversation in _conversations():
         with suppress(TokentraceError):

@@ -1,7 +1,7 @@
 """Store NeMo Gym's token capture: a rollout is a session, a call a turn."""
 
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from ..store.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord, open_store
 from .nemo_items import full_prompts
@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise ImportError(f"this needs NeMo Gym: pip install nemo-gym ({error})") from error
 
-_MOST_ROLLOUTS: Final = 4096
+_MOST_ROLLOUTS = 4096
 
 
 class TokenStore:
@@ -81,7 +81,7 @@ class TokenStore:
     # -- the resolver
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
-        """Return the call that a request continues, by NeMo Gym's rules."""
+        """The call that a request continues, by NeMo Gym's rules."""
         lineage = await self._refreshed(rollout_id)
         status, node, reason = lineage.resolve_node(request_items)
         if status != ParentResolutionStatus.RESOLVED:

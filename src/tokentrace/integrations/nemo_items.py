@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 def output_items(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return ``response.output``. The last item of a turn has its tokens.
+    """``response.output``. The last item of a turn has its tokens.
 
     Raises SampleError for several branches without `branch`: NeMo RL takes one response per rollout.
     """

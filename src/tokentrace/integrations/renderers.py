@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sized
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class TokentraceRenderer:
     def bridge_to_next_turn(
         self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
     ) -> Any:
-        """Return the next prompt. None if it cannot be proven."""
+        """The next prompt. None if it cannot be proven."""
         new = self.renderer.check_messages(new_messages) if new_messages else []
         if not new or theirs.reject_assistant_in_extension(new):
             return None
@@ -135,7 +135,7 @@ class TokentraceRenderer:
         return holds(extends)
 
 
-_STATUSES: Final = {
+_STATUSES = {
     **dict.fromkeys((CallStatus.UNCLOSED, CallStatus.TRUNCATED), "UNCLOSED_BLOCK"),
     **dict.fromkeys((CallStatus.MALFORMED, CallStatus.DUPLICATE_ARGUMENT), "MALFORMED_STRUCTURE"),
 }

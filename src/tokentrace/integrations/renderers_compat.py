@@ -1,7 +1,7 @@
 """A drop-in for the `renderers` package that renders with tokentrace."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from ..errors import RendererError
 from ..rendering.factory import create_renderer as create_ours
@@ -12,14 +12,14 @@ import renderers  # isort: skip  (the module above says what to install if it is
 from renderers import create_renderer as create_theirs  # isort: skip
 from renderers.base import MODEL_RENDERER_MAP  # isort: skip
 
-DIALECTS: Final[dict[Any, str]] = {
+DIALECTS: dict[Any, str] = {
     "qwen3": "hermes",
     "qwen3.5": "qwen-xml",
     "glm": "glm-xml",
     "deepseek-v3": "deepseek",
 }
 
-_SHARED: Final = frozenset({"name", "thinking_retention"})
+_SHARED = frozenset({"name", "thinking_retention"})
 
 
 class ConfiguredRenderer(TokentraceRenderer):
@@ -43,14 +43,14 @@ def _class(name: str, config: Any) -> Any:
     return type(name, (ConfiguredRenderer,), fields)
 
 
-CLASSES: Final[dict[str, Any]] = {
+CLASSES: dict[str, Any] = {
     name: _class(name, config)
     for name in renderers.__all__
     if name.endswith("Renderer") and (config := getattr(renderers, f"{name}Config", None))
 }
 """Our classes, by the names of renderers' classes."""
 
-_BY_CONFIG: Final = {kind.config_class: kind for kind in CLASSES.values()}
+_BY_CONFIG = {kind.config_class: kind for kind in CLASSES.values()}
 
 
 def create_renderer(

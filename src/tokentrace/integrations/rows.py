@@ -76,7 +76,7 @@ def prompt_response(sample: Sample, *, logprobs: bool = True) -> PromptResponse:
 
 
 def without_tail(sample: Sample) -> Sample:
-    """Return a row up to its last token with loss. Raises SampleError if none has."""
+    """A row up to its last token with loss. Raises SampleError if none has."""
     trained = np.flatnonzero(sample.mask)
     if not len(trained):
         raise SampleError(f"{sample!r} has no token with loss, so there is no response")
@@ -118,7 +118,7 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
 
 
 def rows_of(trajectory: Trajectory, *, several: bool) -> list[Sample]:
-    """Return the rows, or the only one. Raises SampleError if there is none, or several where one is needed."""
+    """The rows, or the only one. Raises SampleError if there is none, or several where one is needed."""
     samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
     if not samples:
         raise SampleError(f"{name}: nothing was sampled, so there is no row")
@@ -130,7 +130,7 @@ def rows_of(trajectory: Trajectory, *, several: bool) -> list[Sample]:
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
-    """Return the only row. Raises SampleError if there is none, or several."""
+    """The only row. Raises SampleError if there is none, or several."""
     return rows_of(trajectory, several=False)[0]
 
 
@@ -142,7 +142,7 @@ def reward_of(rollout: Rollout) -> float:
 
 
 def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> PromptResponse | None:
-    """Return a row without loss for a rollout that failed or sampled nothing; None for any other.
+    """A row without loss for a rollout that failed or sampled nothing; None for any other.
 
     Its response is the last token of the prompt. Raises SampleError without a `failed_reward`.
     """
@@ -159,7 +159,7 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
 
 
 def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Return a row's ids and mask. Raises SampleError if they are missing or do not match."""
+    """A row's ids and mask. Raises SampleError if they are missing or do not match."""
     if row.get("input_ids") is None:
         raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
     ids = check_ids(row["input_ids"], "input_ids", error=SampleError)

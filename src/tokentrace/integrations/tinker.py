@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +21,11 @@ try:
 except ImportError as error:
     raise ImportError(f"this needs tinker-cookbook: pip install tinker-cookbook ({error})") from error
 
-_TOOLS: Final = "tools"
+_TOOLS = "tools"
 
 
 def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
-    """Return a factory with the settings of `create_renderer`."""
+    """A factory with the settings of `create_renderer`."""
 
     def create(tokenizer: Any, image_processor: Any = None) -> Renderer:
         return TracedRenderer(tokenizer, create_renderer(tokenizer, **settings))
@@ -61,13 +61,13 @@ class TracedRenderer(Renderer):
     def create_conversation_prefix_with_tools(
         self, tools: list[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Return a system message with the schemas under ``"tools"``."""
+        """A system message with the schemas under ``"tools"``."""
         return [{"role": "system", "content": system_prompt, _TOOLS: list(tools)}]
 
     def build_generation_prompt(
         self, messages: list[Message], role: str = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """Return a prompt, followed by `prefill`, which is encoded separately."""
+        """A prompt, followed by `prefill`, which is encoded separately."""
         if role != "assistant":
             raise InputError(f"a template prompts for the assistant, not for {brief(role)}")
         chat, tools = conversation(messages)
@@ -79,7 +79,7 @@ class TracedRenderer(Renderer):
     def build_supervised_example(
         self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """Return the conversation, and weights: 1 for what the model samples, with its stop.
+        """The conversation, and weights: 1 for what the model samples, with its stop.
 
         The last message, and the last turn if one row can show it, are built with ``past="expand"``. Of other
         roles' messages, only the text has a weight.
@@ -167,7 +167,7 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
 
 
 def sampled_message(parsed: ParsedResponse) -> Message:
-    """Return a turn as a message, with parts if there is thinking."""
+    """A turn as a message, with parts if there is thinking."""
     content: Any = parsed.content
     if parsed.reasoning_content:
         text = [{"type": "text", "text": content}] if content else []

@@ -16,7 +16,7 @@ except ImportError as error:
 def tokenized_rows(
     tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any
 ) -> Any:
-    """Return rows as torchtune's dataset. Raises SampleError if one is too long."""
+    """Rows as torchtune's dataset. Raises SampleError if one is too long."""
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
     convert = functools.partial(_row, longest)

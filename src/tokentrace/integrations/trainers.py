@@ -6,7 +6,7 @@ Every sampled token carries loss once, with its logprob. What a trainer cannot t
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -36,19 +36,19 @@ from .rows import (
 
 # -- sampling parameters: those of vLLM and SGLang
 
-_IGNORED: Final = frozenset(
+_IGNORED = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output"}
     | {"detokenize", "logprobs"}
 )
 """Parameters about text, and logprobs, which are always requested."""
-_OFF: Final[Mapping[str, tuple[float, ...]]] = {
+_OFF: Mapping[str, tuple[float, ...]] = {
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "ignore_eos"), (0,)),
     **dict.fromkeys(("min_tokens", "min_new_tokens"), (0, 1)),
     **dict.fromkeys(("repetition_penalty", "n", "n_samples"), (1,)),
 }
 """Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1."""
-_READ: Final = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_token_ids")
-_ALIASES: Final = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
+_READ = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_token_ids")
+_ALIASES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
 
 
 def sampling_of(
@@ -162,7 +162,7 @@ def skyrl_output(
     step_wise: bool = False,
     failed_reward: float | None = None,
 ) -> dict[str, Any]:
-    """Return a `GeneratorOutput`. With ``step_wise``, a rewritten history is several rows with one id.
+    """A `GeneratorOutput`. With ``step_wise``, a rewritten history is several rows with one id.
 
     A rollout that failed or sampled nothing needs a `failed_reward`, and has a loss mask of 0.
     """
@@ -203,14 +203,14 @@ def skyrl_output(
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
-    """Return an episode; None if the rollout failed or sampled nothing."""
+    """An episode; None if the rollout failed or sampled nothing."""
     if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
         return None
     return areal_tensors(rollout.trajectory, reward_of(rollout))
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """Return rows up to their last token with loss."""
+    """Rows up to their last token with loss."""
     import torch
 
     samples = list(map(without_tail, rows_of(trajectory, several=True)))
@@ -232,7 +232,7 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
-    """Return an engine that samples with AReaL's."""
+    """An engine that samples with AReaL's."""
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
@@ -267,7 +267,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 def openrlhf_output(
     rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None
 ) -> dict[str, Any]:
-    """Return an `AgentExecutor`'s output. A failed rollout needs a `failed_reward`, and has no range."""
+    """An `AgentExecutor`'s output. A failed rollout needs a `failed_reward`, and has no range."""
     [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
     start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {
@@ -286,7 +286,7 @@ def openrlhf_output(
 
 
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
-    """Return an engine that samples with the vLLM engine of OpenRLHF."""
+    """An engine that samples with the vLLM engine of OpenRLHF."""
     if getattr(params, "logprobs", None) is None:
         raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on importance sampling correction")
 
@@ -313,7 +313,7 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
 def prime_rl_samples(
     trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
 ) -> list[dict[str, Any]]:
-    """Return the fields of a `TrainingSample` for each row. Without `advantage`, prime-rl assigns credit."""
+    """The fields of a `TrainingSample` for each row. Without `advantage`, prime-rl assigns credit."""
     samples = trajectory_samples(trajectory, advantage=advantage)
     return [_prime_rl_sample(sample, env_name) for sample in samples]
 
@@ -339,10 +339,10 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
 
 # -- verl
 
-_COUNTS: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
-VERL_SAMPLING: Final = ("min_p", *PENALTIES)
+_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+VERL_SAMPLING = ("min_p", *PENALTIES)
 """Parameters of verl's servers beyond those of all engines."""
-_VLLM_KINDS: Final = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
+_VLLM_KINDS = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
 
 
 class ServerEngine(CallbackEngine):
@@ -394,7 +394,7 @@ class ServerEngine(CallbackEngine):
         return [value for answer in self.answers if (value := getattr(answer, name)) is not None]
 
     def extra_fields(self) -> dict[str, Any]:
-        """Return the first request's extra fields, with the last version of the weights, and sums of counts."""
+        """The first request's extra fields, with the last version of the weights, and sums of counts."""
         if not self.answers:
             return {}
         fields = [answer.extra_fields for answer in self.answers]
@@ -405,7 +405,7 @@ class ServerEngine(CallbackEngine):
 
 
 def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:
-    """Return the step of the weights; empty if there were several."""
+    """The step of the weights; empty if there were several."""
     fields, count = answer.extra_fields, len(answer.token_ids)
     step = fields.get("global_steps")
     first, last = fields.get("min_global_steps", step), fields.get("max_global_steps", step)

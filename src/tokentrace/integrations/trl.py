@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -179,7 +179,7 @@ class RolloutFunction(TrainerRollouts):
         return prompt_response(row)
 
 
-_UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
+_UNREAD = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
 """Settings of TRL's own generation."""
 
 
@@ -208,7 +208,7 @@ def _weights(trainer: Any) -> dict[str, Any]:
 
 # -- rewards
 
-_MARK: Final = "leaves_out_failed_rollouts"
+_MARK = "leaves_out_failed_rollouts"
 
 
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,7 +249,7 @@ def _warn_of_scored_failures(finished: Sequence[FinishedRollout], trainer: Any) 
 
 # -- batches of rows
 
-_EXTRAS: Final = ("logprobs", "advantages")
+_EXTRAS = ("logprobs", "advantages")
 
 
 @dataclass(frozen=True, slots=True)

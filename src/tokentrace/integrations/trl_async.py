@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise ImportError("this needs TRL's AsyncGRPO: pip install 'trl>=1.16'") from error
 
-_NOTHING: Final = "a group of rollouts sampled nothing and gives no samples"
+_NOTHING = "a group of rollouts sampled nothing and gives no samples"
 
 
 @dataclass(eq=False)
@@ -140,7 +140,7 @@ class RolloutWorker(TrainerRollouts):
 def rollout_samples(
     finished: Sequence[FinishedRollout], *, group: int, version: int | None = None, temperature: float = 1.0
 ) -> list[RolloutSample]:
-    """Return a sample for each row of a group, with advantages as TRL computes them.
+    """A sample for each row of a group, with advantages as TRL computes them.
 
     TRL drops samples by `model_version`: `version`, or the oldest one that sampled a trained token.
     """

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 try:
@@ -32,9 +32,9 @@ from .rows import only_sample, prompt_response
 from .trainers import VERL_SAMPLING, ServerEngine, sampling_of
 from .verl_sft import plain, renderer_of
 
-ROLLOUT_REWARD: Final = "rollout"
+ROLLOUT_REWARD = "rollout"
 """Uses rewards of tools and simulated users."""
-_NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
+_NOT_METADATA = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
 
 class RolloutFailed(TokentraceError):  # noqa: N818
@@ -180,7 +180,7 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
-    """Return a row for verl, up to the last token with loss."""
+    """A row for verl, up to the last token with loss."""
     if logprobs and sample.logprobs is None:
         raise InputError(f"{sample!r} has no logprobs, which verl would use (rollout.calculate_log_probs)")
     row = prompt_response(sample, logprobs=logprobs)
@@ -214,7 +214,7 @@ class TokentraceToolParser(ToolParser):
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: Sequence[Any] | None = None
     ) -> tuple[str, list[FunctionCall]]:
-        """Return the content, and the calls that have a name."""
+        """The content, and the calls that have a name."""
         schemas = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in tools or ()]
         parsed = self._renderer.parse_response(responses_ids, tools=schemas or None)
         calls = [call for call in parsed.tool_calls if call.name]

@@ -4,7 +4,7 @@ import functools
 import json
 import warnings
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 try:
     import numpy as np
@@ -24,9 +24,9 @@ from ..rendering.renderer import Renderer
 from ..samples.supervised import build_supervised_sample
 from .rows import ids_and_mask
 
-_PAD_MODES: Final = ("right", "no_padding")
-_CUTS: Final = ("error", "left", "right")
-_SAMPLE: Final = ("turns", "parts", "roles", "past", "final_stop")
+_PAD_MODES = ("right", "no_padding")
+_CUTS = ("error", "left", "right")
+_SAMPLE = ("turns", "parts", "roles", "past", "final_stop")
 
 
 class SFTDataset(Dataset):  # type: ignore[type-arg]
@@ -125,7 +125,7 @@ def _switch(value: Any) -> bool | None:
 
 
 def renderer_of(tokenizer: Any, settings: Mapping[str, Any]) -> Renderer:
-    """Return a cached renderer for verl's tokenizer."""
+    """A cached renderer for verl's tokenizer."""
     return _renderer(tokenizer, str(tokenizer.chat_template), json.dumps(settings, sort_keys=True))
 
 

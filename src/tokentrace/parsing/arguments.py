@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from ..formats.grammar import Value
 from .compiled import CompiledCalls, ValueOpening
@@ -19,19 +19,19 @@ from .reader import Match, Notation, Reading, Report
 from .response import CallStatus
 from .values import JSON_SPACE, Schema, read_json, read_value
 
-_JSON_STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
-_JSON: Final = Notation(b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), {ord('"'): _JSON_STRING}, strict=True)
-_WORD: Final = re.compile(rb"[-+.\w]*")
-_CDATA: Final = ("<![CDATA[", "]]>")
-_NAME: Final = re.compile(rb"(?:[A-Za-z_]|(?<=[\w.])[\w.])[\w.]*")
+_JSON_STRING = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
+_JSON = Notation(b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), {ord('"'): _JSON_STRING}, strict=True)
+_WORD = re.compile(rb"[-+.\w]*")
+_CDATA = ("<![CDATA[", "]]>")
+_NAME = re.compile(rb"(?:[A-Za-z_]|(?<=[\w.])[\w.])[\w.]*")
 """A name, or more of one that arrives in several pieces."""
-_STRING: Final = b"[^%c\\\\\xff]*(?:\\\\[^\xff][^%c\\\\\xff]*)*"
-_STRINGS: Final = {quote: re.compile(_STRING % (quote, quote)) for quote in b"\"'"}
-_PYTHON: Final = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS)
-_CONSTANTS: Final = {"true": True, "false": False, "null": None}
+_STRING = b"[^%c\\\\\xff]*(?:\\\\[^\xff][^%c\\\\\xff]*)*"
+_STRINGS = {quote: re.compile(_STRING % (quote, quote)) for quote in b"\"'"}
+_PYTHON = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS)
+_CONSTANTS = {"true": True, "false": False, "null": None}
 """Models also write these in Python calls."""
-_KEY: Final = rb"([^\s:,{}\[\]]+)\s*:"
-_DEEPEST: Final = 64
+_KEY = rb"([^\s:,{}\[\]]+)\s*:"
+_DEEPEST = 64
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ after text if they have no delimiters, in any dialect if the template shows no c
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
 from ..formats.grammar import Style
 from ..study.reading import trailing
@@ -21,8 +20,8 @@ from .output import OpenCall, Output, Placed
 from .reader import Match, Reader, Reading
 from .response import CallStatus, ParsedPart, PartKind
 
-_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-_INTRODUCTION: Final = rb"(?:\xff[\x80-\xbf]{4}\s*)?"
+_NAME_IN_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+_INTRODUCTION = rb"(?:\xff[\x80-\xbf]{4}\s*)?"
 """A control token before a call without delimiters: ``<|python_tag|>``."""
 
 

@@ -18,7 +18,7 @@ Arguments of functions, and whatever is typed ``json``, are JSON. Other tools (`
 
 import re
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from .calls import CallParser
 from .compiled import Compiled
@@ -26,8 +26,8 @@ from .output import ArgumentsText, OpenCall, Output, Text
 from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
-_NOT_TOOLS: Final = frozenset({"user", "assistant", "all"})
-_WORD: Final = re.compile(rb"\s*[^\s\xff]+|\xff[\x80-\xbf]{4}")
+_NOT_TOOLS = frozenset({"user", "assistant", "all"})
+_WORD = re.compile(rb"\s*[^\s\xff]+|\xff[\x80-\xbf]{4}")
 """A word of a header with the white space before it, or a control token."""
 _Word = re.Match[bytes]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ..computed import computed
 from ..formats.dialects import DIALECTS
@@ -15,7 +15,7 @@ from ..tokens.tokenizer import Ids
 from .marked import MarkedBytes, mark, parts, pieces, tags, unforgeable
 from .reader import Delimiters, Kinds, Pieces
 
-_ARGUMENT_KEYS: Final[dict[tuple[str, ...], str]] = {("arguments",): "arguments", ("parameters",): "arguments"}
+_ARGUMENT_KEYS: dict[tuple[str, ...], str] = {("arguments",): "arguments", ("parameters",): "arguments"}
 
 
 def _first(kind: str, *delimiters: Pieces) -> Kinds:

@@ -7,7 +7,7 @@ the bytes they spell, a lone FF as FE: both decode to U+FFFD.
 import functools
 import re
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,11 @@ import numpy.typing as npt
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 
-_MARK: Final = re.compile(b"(\xff[\x80-\xbf]{4})")
-_MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
-_TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
-_UNKNOWN: Final = "\ufffd".encode()
-_FEW: Final = 128
+_MARK = re.compile(b"(\xff[\x80-\xbf]{4})")
+_MARKS = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
+_TAG = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
+_UNKNOWN = "\ufffd".encode()
+_FEW = 128
 """Up to this many tokens are looked up one by one, without the table."""
 
 

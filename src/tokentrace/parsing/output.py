@@ -17,7 +17,7 @@ from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, 
 from .values import Tools, read_json
 
 _to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which JSON can escape, but no text can contain."""
 
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.forms import texts_of
 from ..formats.grammar import TurnGrammar
@@ -62,7 +62,7 @@ def find_unreadable(
             yield Unreadable(index, field, kind, _why(expected, actual))
 
 
-_NOTHING: Final = object()
+_NOTHING = object()
 """A missing argument, which is not the same as null."""
 
 
@@ -108,7 +108,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-MISREAD: Final = "the parser does not read back everything that the template writes"
+MISREAD = "the parser does not read back everything that the template writes"
 
 
 def misread_parts(rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from encodings.utf_8 import IncrementalDecoder
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from .marked import MarkedBytes
 
@@ -24,8 +24,8 @@ Kinds = list[tuple[str, bytes]]
 """Delimiters, each after its kind."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
-_REMEMBERED: Final = 20_000
-_SPACES: Final = re.compile(rb"\s*")
+_REMEMBERED = 20_000
+_SPACES = re.compile(rb"\s*")
 
 
 class Report:

@@ -16,7 +16,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote
 
 from ..computed import computed
@@ -26,13 +26,13 @@ from ..conversation.values import finite, no_constant
 Types = frozenset[str] | None
 """JSON types; None means any. ``number`` includes ``integer``."""
 
-_LONGEST_LITERAL: Final = 100_000
-_EXACT: Final = 2**53
+_LONGEST_LITERAL = 100_000
+_EXACT = 2**53
 """Below this, floats represent every integer exactly."""
-_NAMES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
-_TYPES: Final[dict[type, str]] = dict(zip((type(None), bool, int, float, str, list, dict), _NAMES, strict=True))
-_WORDS: Final = {"True": True, "False": False, "None": None}
-JSON_SPACE: Final = " \t\n\r"
+_NAMES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_TYPES: dict[type, str] = dict(zip((type(None), bool, int, float, str, list, dict), _NAMES, strict=True))
+_WORDS = {"True": True, "False": False, "None": None}
+JSON_SPACE = " \t\n\r"
 
 
 def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
@@ -81,13 +81,13 @@ def read_json(text: str, members: Callable[[list[tuple[str, Any]]], Any] | None 
         raise ValueError("nested too deep") from None
 
 
-_STRICT: Final[dict[str, Any]] = {"parse_constant": no_constant, "parse_float": finite}
-_DECODER: Final = json.JSONDecoder(**_STRICT)
-_LITERAL_TEXT: Final = re.compile(
+_STRICT: dict[str, Any] = {"parse_constant": no_constant, "parse_float": finite}
+_DECODER = json.JSONDecoder(**_STRICT)
+_LITERAL_TEXT = re.compile(
     r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+"""
 )
 """What may reach Python's parser."""
-_ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
+_ESCAPE = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
 # -- schemas

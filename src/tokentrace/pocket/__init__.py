@@ -6,9 +6,8 @@ few million parameters that calls tools (`pocket.model` runs it, ``training/pock
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-POCKET: Final = Path(__file__).parent
+POCKET = Path(__file__).parent
 """The folder with tokenizer, template and weights, laid out like any model's.
 
 >>> from tokentrace import create_renderer
@@ -17,7 +16,7 @@ POCKET: Final = Path(__file__).parent
 '<|bos|><|turn|>user\\n2+2?<|end|>'
 """
 
-EXAMPLE: Final = POCKET / "example.json"
+EXAMPLE = POCKET / "example.json"
 """A conversation to look at: tools, reasoning, and a user who types a control token."""
 
 
@@ -35,7 +34,7 @@ class Noise:
     """Calls whose arguments were written with no space after the colon."""
 
 
-NOISE: Final = Noise(unthinking=0.05, slips=0.03, resegmented=0.01, compact=0.02)
+NOISE = Noise(unthinking=0.05, slips=0.03, resegmented=0.01, compact=0.02)
 """The noise that the shipped weights were trained with. The last two break streams."""
 
 __all__ = ["EXAMPLE", "NOISE", "POCKET", "Noise"]

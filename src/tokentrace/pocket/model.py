@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,11 @@ from ..errors import InputError, brief
 Floats = npt.NDArray[np.float32]
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
-BLOCK: Final = 256
+BLOCK = 256
 """Tokens of a sequence that attend at a time, so that memory does not grow with the square of its length."""
-_EMBEDDING: Final = "model.embed_tokens.weight"
-_HEAD: Final = "lm_head.weight"
-SMALLEST: Final = 256
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+SMALLEST = 256
 """The initial capacity of a cache, in tokens."""
 
 
@@ -53,7 +53,7 @@ class Cache:
         self.length = length
 
     def copy(self, length: int | None = None, capacity: int = 0) -> Cache:
-        """Return a copy of the first `length` tokens; of all by default."""
+        """A copy of the first `length` tokens; of all by default."""
         count = self.length if length is None else length
         if not 0 <= count <= self.length:
             raise InputError(f"a cache of {self.length} tokens has no prefix of {length}")
@@ -123,7 +123,7 @@ class PocketModel:
         self._cos, self._sin = np.cos(angles), np.sin(angles)
 
     def with_weights(self, weights: Mapping[str, Floats]) -> PocketModel:
-        """Return the model with new weights; a head must equal the embedding.
+        """The model with new weights; a head must equal the embedding.
 
         Raises InputError if any is missing, unknown or of another shape.
         """
@@ -142,7 +142,7 @@ class PocketModel:
         return PocketModel(self._config, arrays)
 
     def new_cache(self, capacity: int = SMALLEST) -> Cache:
-        """Return the cache of an empty sequence."""
+        """The cache of an empty sequence."""
         return Cache(len(self._layers), self._kv_heads, self._head_size, max(1, capacity))
 
     @overload
@@ -186,7 +186,7 @@ class PocketModel:
         return np.split(logits, ends[:-1]) if every else logits
 
     def score(self, ids: TokenIds) -> Floats:
-        """Return the logprob of each id after the first, given all ids before it."""
+        """The logprob of each id after the first, given all ids before it."""
         (logits,) = self.extend([self.new_cache(len(ids))], [ids], every=True)
         return log_softmax(logits[:-1])[np.arange(len(ids) - 1), np.asarray(ids[1:], np.intp)]
 
@@ -308,7 +308,7 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
 
 
 def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
-    """Return a folder's safetensors, or copies of a mapping's arrays or tensors, as float32."""
+    """A folder's safetensors, or copies of a mapping's arrays or tensors, as float32."""
     if isinstance(source, Mapping):
         return {str(name): _array(name, value) for name, value in source.items()}
     if not isinstance(source, str | Path):
@@ -333,7 +333,7 @@ def _array(name: Any, value: Any) -> Floats:
 
 @functools.cache
 def load_pocket() -> PocketModel:
-    """Return the shipped model. Loads it once."""
+    """The shipped model. Loads it once."""
     folder = Path(__file__).parent
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return PocketModel(config, read_safetensors(folder / "model.safetensors"))

@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,8 @@ from .bridged import BridgedTokens, Stream, Truncation
 from .lost import find_lost
 from .rendered import span_messages
 
-_OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
-_CUT_OFF: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
+_OF_CONTEXT = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
+_CUT_OFF = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
 """Renders messages: takes them, the one whose turn to find, tools, and whether to add a prompt."""

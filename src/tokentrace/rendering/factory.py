@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.forms import MessageForm
 from ..errors import RendererError, TemplateError, brief, kind_of
@@ -23,7 +23,7 @@ from .past import Past
 from .renderer import Renderer
 from .trust import TRUSTED, check_trusted
 
-OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+OF_RENDER = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Arguments of `render`, not settings of a renderer."""
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,7 @@ from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
 from ..template.trace import Rendering
 
-BOOKKEEPING: Final = frozenset(
+BOOKKEEPING = frozenset(
     [
         *("role", "id", "type", "object", "index", "status", "name", "tool_call_id", "call_id"),
         *("model", "created", "created_at", "timestamp", "finish_reason", "stop_reason", "usage"),
@@ -38,12 +38,12 @@ BOOKKEEPING: Final = frozenset(
 )
 """Fields with metadata, which a template need not write."""
 
-_DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
-_CALL: Final = BOOKKEEPING | {"function", "arguments"}
-_JSON: Final = json.JSONDecoder(strict=False)
-_MOST: Final = 50_000
+_DELIMITERS = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
+_CALL = BOOKKEEPING | {"function", "arguments"}
+_JSON = json.JSONDecoder(strict=False)
+_MOST = 50_000
 """How many values of one field are searched, at most, and `_DEEP` how deep."""
-_DEEP: Final = 160
+_DEEP = 160
 
 Text = tuple[Origin, str]
 

@@ -9,7 +9,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -374,8 +374,8 @@ def _text(spans: Sequence[Span]) -> str:
 # As in transformers, a mark goes after the content, and the rendering is cut there. So the template sees content
 # even if it is empty, and white space before the mark does not end the message.
 
-_MARK: Final = "CONTINUED_FROM_HERE"
-_TAG: Final = _MARK + " "
+_MARK = "CONTINUED_FROM_HERE"
+_TAG = _MARK + " "
 """The trailing space shows whether the template strips content."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -244,10 +244,8 @@ class RenderedTokens(ShowsItself):
             yield f"{where}spells the control token {token!r}, which stays text (control_tokens='literal')"
 
 
-_OTHER: Final = ("scaffold", "generation_prompt", "tools", "kwargs", "unknown")
-_FIELDS: Final = frozenset(
-    (*REASONING_FIELDS, *_OTHER, "role", "content", "name", "tool_calls", "tool_call_id")
-)
+_OTHER = ("scaffold", "generation_prompt", "tools", "kwargs", "unknown")
+_FIELDS = frozenset((*REASONING_FIELDS, *_OTHER, "role", "content", "name", "tool_calls", "tool_call_id"))
 """Fields that a token may come from, whether or not this conversation has them."""
 
 

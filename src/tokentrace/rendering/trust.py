@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.messages import ROLES, Messages, check_tools
 from ..errors import ControlTokenError, InputError, RendererError, brief
@@ -14,14 +14,14 @@ from ..tokens.encoding import ForgedControl
 from .lost import texts_in
 from .rendered import field_name
 
-TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
+TRUSTED = frozenset({"system", "developer", "assistant", "kwargs"})
 """Whose text may hold control tokens by default: the operator's own, and an assistant's.
 
 Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of them),
 ``"documents"``. An assistant's text may hold only those that occur inside a turn (`TemplateStudy.inner_tokens`).
 """
 
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_trusted(

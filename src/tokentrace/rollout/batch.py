@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.place import Place, is_list
 from ..conversation.values import parse_json
@@ -24,9 +24,9 @@ from .record import plain_json
 from .store import RolloutStore
 from .tools import BaseTool
 
-_SETTINGS: Final = ("tools_kwargs", "interaction_kwargs")
-_READ: Final = {*MESSAGES, *COMPLETIONS, *TOOLS, *_SETTINGS, "prompt", "system", "tool_selection"}
-_RESERVED: Final = frozenset({"reward", "group", "member", "task"})
+_SETTINGS = ("tools_kwargs", "interaction_kwargs")
+_READ = {*MESSAGES, *COMPLETIONS, *TOOLS, *_SETTINGS, "prompt", "system", "tool_selection"}
+_RESERVED = frozenset({"reward", "group", "member", "task"})
 """Columns that are renamed: ``reward`` becomes ``data_reward``, and so on."""
 
 

@@ -57,7 +57,7 @@ async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: st
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's message, after its type unless it is a TokentraceError."""
+    """An error's message, after its type unless it is a TokentraceError."""
     kind = "" if isinstance(error, TokentraceError) else type(error).__name__
     return ": ".join(filter(None, [kind, str(error)]))
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 from ..data.job import connected, first_line, import_ray
 from ..engines.errors import EngineUnavailable
@@ -31,14 +31,14 @@ from .record import plain_json
 from .setup import read_run
 from .store import RolloutStore, differing
 
-Crew: TypeAlias = tuple[Agent, Sequence[Task]]
-MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
+Crew = tuple[Agent, Sequence[Task]]
+MakeCrew = Callable[[], Crew | Awaitable[Crew]]
 """Returns a worker's agent and all tasks of the run, the same on every worker."""
 
-_SHARED: Final = "all nodes need the configuration, and all it names, on shared storage under the same paths"
-_DEATHS: Final = 3
+_SHARED = "all nodes need the configuration, and all it names, on shared storage under the same paths"
+_DEATHS = 3
 """After so many deaths of its workers, a rollout runs alone on a new one. If that dies too, it has failed."""
-_POLL_SECONDS: Final = 5.0
+_POLL_SECONDS = 5.0
 
 
 async def run_rollouts_on_ray(
@@ -146,7 +146,7 @@ class _Workers:
             return Rollout(task, trajectory, task.tools or [], messages, End.FAILED, notes=[note])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
-        """Return a worker's checked answer. Ray would wait forever for a node."""
+        """A worker's checked answer. Ray would wait forever for a node."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
 
         async def probe() -> None:

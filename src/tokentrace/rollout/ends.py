@@ -1,7 +1,6 @@
 """Why rollouts end."""
 
 from enum import StrEnum
-from typing import Final
 
 
 class End(StrEnum):
@@ -26,5 +25,5 @@ class End(StrEnum):
     """Something else failed, such as a tool's `create`, the template or the reward."""
 
 
-FAILED_ENDS: Final = frozenset({End.ABORT, End.BRIDGE, End.ENGINE, End.HUNG, End.FAILED})
+FAILED_ENDS = frozenset({End.ABORT, End.BRIDGE, End.ENGINE, End.HUNG, End.FAILED})
 """Such a rollout has no reward and does not count in its group. Its notes say what failed."""

@@ -41,7 +41,7 @@ class BaseInteraction:
         raise NotImplementedError
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
-        """Return the reward of the whole trajectory, or None."""
+        """The reward of the whole trajectory, or None."""
         return None
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
 
 
 def choose_user(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]) -> BaseInteraction | None:
-    """Return a task's simulated user: the one that its settings name, or the only one."""
+    """A task's simulated user: the one that its settings name, or the only one."""
     if not users or "" in users:
         return users.get("")
     name = settings.get("name")
@@ -104,7 +104,7 @@ def choose_user(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any
 
 
 def as_reply(answer: Any) -> Reply:
-    """Return what `generate_response` returned as a reply. Raises InputError."""
+    """What `generate_response` returned as a reply. Raises InputError."""
     if isinstance(answer, Reply):
         return answer
     if answer is None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -35,7 +35,7 @@ class ConfigError(InputError):
     """A configuration cannot be used. Names the file, the line and the setting."""
 
 
-Place: TypeAlias = tuple[str | int, ...]
+Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def _make_tool(kind: Any, section: ToolSection) -> BaseTool:
 
 
 def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
-    """Return a schema as a constructor takes it, perhaps as a pydantic model."""
+    """A schema as a constructor takes it, perhaps as a pydantic model."""
     for one in kind.__mro__ if schema is not None else ():
         constructor = vars(one).get("__init__")
         if constructor is None or "tool_schema" not in inspect.signature(constructor).parameters:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +37,11 @@ __all__ = ["Agent", "Budget", "End", "Reward", "Rollout", "Task"]
 
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
 
-_ABORTS: Final = 100
+_ABORTS = 100
 """How often in a row a turn may be aborted without a new token."""
-_PART_SEED: Final = 10_007
+_PART_SEED = 10_007
 """Added to the seed for each token of the turn so far: no part repeats random numbers."""
-_COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
+_COUNTED = ("presence_penalty", "frequency_penalty", "structure")
 """Settings whose state starts over with each request to an engine."""
 
 
@@ -239,7 +239,7 @@ class _Run:
             rollout.end = await self._turn()
 
     def _start(self) -> int:
-        """Return where the first part of the last turn begins."""
+        """Where the first part of the last turn begins."""
         return next(part for part in reversed(self.rollout.trajectory.turns()) if not part.continues).start
 
     async def _turn(self) -> End | None:
@@ -316,7 +316,7 @@ class _Run:
         rollout.per_turn.append(TurnMetrics(seconds))
 
     def _room(self, start: int, *, continues: bool) -> tuple[int, End]:
-        """Return how many more tokens the turn at `start` may have, and which limit that is."""
+        """How many more tokens the turn at `start` may have, and which limit that is."""
         budget, rollout, context = self.agent.budget, self.rollout, self.agent.context
         if rollout.turns - continues >= budget.turns:
             return 0, End.TURNS

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from ..errors import InputError, brief
 from ..settings import limit
 from .calling import within
 from .tools import BaseTool, ToolResult, failure, text_result
 
-_REFUSALS: Final = frozenset({-32601, -32602, -32603})
+_REFUSALS = frozenset({-32601, -32602, -32603})
 """JSON-RPC codes of a working server: no such method, invalid arguments, internal error."""
 
 
@@ -53,7 +53,7 @@ class MCPConfig:
 
 
 async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
-    """Return the tools of a server. Closing one ends the session that trajectories share."""
+    """The tools of a server. Closing one ends the session that trajectories share."""
     session = await _open(server)
     try:
         listed = await within(session.list_tools(), server.start_timeout, f"listing the tools of {server}")

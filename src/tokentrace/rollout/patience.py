@@ -17,7 +17,7 @@ from ..settings import limit
 
 Answer = TypeVar("Answer")
 
-_TRIES: Final = 10
+_TRIES = 10
 
 
 class EngineDown(EngineError):  # noqa: N818
@@ -54,7 +54,7 @@ class Patience:
         *,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Answer:
-        """Return the engine's answer to a request. `waiting` is entered between requests.
+        """The engine's answer to a request. `waiting` is entered between requests.
 
         Raises EngineUnavailable if the engine answers only probes, EngineDown if it is away.
         """

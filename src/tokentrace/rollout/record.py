@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain, count
-from typing import Any, Final
+from typing import Any
 
 from ..conversation.messages import Messages
 from ..conversation.place import is_list
@@ -89,7 +89,7 @@ class Task:
 
 
 def checked_reward(value: Any, what: str) -> float | None:
-    """Return a reward as a float, or None. Raises InputError unless it is a finite float32."""
+    """A reward as a float, or None. Raises InputError unless it is a finite float32."""
     number = None if isinstance(value, str | bytes) else as_float(value)
     if value is not None and (number is None or abs(number) > 3.4028234663852886e38):
         raise InputError(f"{what} is {brief(value)}: it must be a finite number (float32), or None")
@@ -97,7 +97,7 @@ def checked_reward(value: Any, what: str) -> float | None:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a JSON copy of a value. What is not JSON becomes text."""
+    """A JSON copy of a value. What is not JSON becomes text."""
     try:
         return json.loads(json.dumps(value, default=str), parse_constant=str)
     except Exception:  # a cycle, or an object whose str() raises
@@ -105,7 +105,7 @@ def plain_json(value: Any) -> Any:
 
 
 def call_id(turn: int, index: int) -> str:
-    """Return an id for a call without one: nine letters and digits, unique in a rollout."""
+    """An id for a call without one: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
 
 
@@ -197,8 +197,8 @@ class Rollout:
         }
 
 
-_RUNNING: Final[set[str]] = set()
-_NAMING: Final = threading.Lock()
+_RUNNING: set[str] = set()
+_NAMING = threading.Lock()
 
 
 @contextmanager

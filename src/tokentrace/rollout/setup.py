@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,13 +24,13 @@ from .loading import Document, load_object, make_interactions, make_tools, read_
 from .loop import Agent, Budget, Reward, Task, check_resumable
 from .tools import BaseTool
 
-_VERL_NAMES: Final = {"tool_config_path": "tools_file", "interaction_config_path": "interaction_file"}
-_VERL_LIMITS: Final = {
+_VERL_NAMES = {"tool_config_path": "tools_file", "interaction_config_path": "interaction_file"}
+_VERL_LIMITS = {
     "max_assistant_turns": "turns",
     "max_user_turns": "user_turns",
     "max_parallel_calls": "parallel_calls",
 }
-_ADDRESS: Final = ("kind", "url", "urls", "http")
+_ADDRESS = ("kind", "url", "urls", "http")
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -125,7 +125,7 @@ def read_run(
     seed: int | None = None,
     questions: MakeTasks | None = None,
 ) -> Run:
-    """Return the run of a YAML file, which the arguments override. Raises ConfigError.
+    """The run of a YAML file, which the arguments override. Raises ConfigError.
 
     `questions` makes the tasks for ``data: {questions: ...}``.
     """
@@ -294,7 +294,7 @@ def _read_tasks(document: Document, data: DataSection, tools: Sequence[BaseTool]
 
 
 def _lasting(document: Document, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `Run.settings`, without addresses and keys."""
+    """`Run.settings`, without addresses and keys."""
     changing = ("output", "concurrency", "patience", "resume_aborted", "seed")
     lasting = {key: value for key, value in values.items() if key not in changing}
     settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(lasting, enc_hook=str))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapp
 from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,12 +30,12 @@ from .record import Rollout, Task, TurnMetrics, plain_json
 
 Returned = TypeVar("Returned")
 
-STORE: Final = "rollouts.db"
-RUN: Final = "run.json"
-ROWS: Final = "rows.parquet"
-METRICS: Final = "metrics.json"
-_LOCK: Final = "run.lock"
-_PENDING: Final = "next"
+STORE = "rollouts.db"
+RUN = "run.json"
+ROWS = "rows.parquet"
+METRICS = "metrics.json"
+_LOCK = "run.lock"
+_PENDING = "next"
 """The request with the messages that no turn has answered."""
 
 
@@ -86,7 +86,7 @@ class RolloutStore:
         return [name for name, info in sessions if _result(info) is None and info.state is State.OPEN]
 
     def recorded(self, task: Task) -> Rollout | None:
-        """Return an aborted or unfinished rollout, to continue it; None without turns."""
+        """An aborted or unfinished rollout, to continue it; None without turns."""
         info = self._sessions.get(task.name)
         if info is None or info.state is not State.OPEN or not info.turns:
             return None
@@ -215,7 +215,7 @@ def _metadata(info: SessionInfo) -> dict[str, Any]:
 
 
 def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
-    """Return the entry of a completion, in the format of the gateway's turns."""
+    """The entry of a completion, in the format of the gateway's turns."""
     turn, messages = turns[number], rollout.messages
     shared = 0 if not number else turn.message if turn.continues else turns[number - 1].message + 1
     info: dict[str, Any] = {"number": number, "base": number - 1 if number else None, "shared": shared}

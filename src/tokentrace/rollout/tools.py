@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from .calling import called, describe_error, noted, takes, within
 if TYPE_CHECKING:
     from .record import Budget, Rollout, TurnMetrics
 
-STEPS: Final = ("create", "execute", "calc_reward", "release")
+STEPS = ("create", "execute", "calc_reward", "release")
 """A task can pass arguments to each step: ``create_kwargs``, ``execute_kwargs`` and so on."""
 
 
@@ -74,7 +74,7 @@ class BaseTool:
         raise NotImplementedError
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float | None:
-        """Return the reward of the whole trajectory, or None."""
+        """The reward of the whole trajectory, or None."""
         return None
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
@@ -185,7 +185,7 @@ def as_result(answer: Any, tool: str) -> ToolResult:
 
 
 def text_result(text: str, media: Sequence[str], tool: str) -> ToolResult:
-    """Return a text as a result, with an error for media, which cannot be shown."""
+    """A text as a result, with an error for media, which cannot be shown."""
     if not media:
         return ToolResult(text)
     note = f"{tool} returned {' and '.join(media)}, which cannot be shown here"

@@ -4,7 +4,7 @@ import functools
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +13,17 @@ from ..errors import SampleError, TrajectoryError, brief
 from ..settings import whole
 from .sample import IGNORE, Sample, as_samples
 
-Tensors: TypeAlias = Literal["numpy", "torch"]
-Columns: TypeAlias = dict[str, npt.NDArray[Any]]
-UNSAMPLED: Final = -1  # the version and the staleness of a token without a recorded version
-_DIGITS: Final = re.compile("[0-9]{1,19}")
-_PADDING: Final[dict[str, Any]] = {
+Tensors = Literal["numpy", "torch"]
+Columns = dict[str, npt.NDArray[Any]]
+UNSAMPLED = -1  # the version and the staleness of a token without a recorded version
+_DIGITS = re.compile("[0-9]{1,19}")
+_PADDING: dict[str, Any] = {
     **{"attention_mask": 0, "labels": IGNORE, "loss_mask": 0, "position_ids": 0},
     **{"logprobs": np.nan, "advantages": 0.0},
     **{"version_ids": -1, "token_versions": UNSAMPLED, "staleness": UNSAMPLED},
 }
-_COLUMNS: Final = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
-MOST_TOKENS: Final = 1 << 27  # in one batch, padding included
+_COLUMNS = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
+MOST_TOKENS = 1 << 27  # in one batch, padding included
 
 _index = functools.partial(whole, most=2**31 - 1, error=SampleError)
 

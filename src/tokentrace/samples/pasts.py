@@ -5,7 +5,7 @@ rendered as the last message, and again with other messages after it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,22 +17,22 @@ from ..rendering.renderer import Renderer
 from ..study.probes import RESULT, USER, call, stringified
 from ..template.trace import Span
 
-REASONING_LEFT_OUT: Final = (
+REASONING_LEFT_OUT = (
     "trained without the reasoning that the template leaves out of the past; inference shows them with it. "
     "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
 )
-REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn, so it is not trained"
-CHANGED: Final = (
+REASONING_NOWHERE = "the template does not show the reasoning of such a turn, so it is not trained"
+CHANGED = (
     "the template writes these turns differently than the model did when they were the last. "
     "Choose past='expand' (a row for every turn) or 'template' (as it is)"
 )
-REMEDY: Final = (
+REMEDY = (
     "Strip leading white space from their text, add their reasoning, change a template variable such as "
     "enable_thinking, or leave them out with turns='flagged'"
 )
 
-_EXCERPT: Final = 48
-_REPLY: Final = {"role": "assistant", "content": "reply"}
+_EXCERPT = 48
+_REPLY = {"role": "assistant", "content": "reply"}
 
 
 class HistoryWarning(UserWarning):
@@ -43,7 +43,7 @@ class TurnStartWarning(UserWarning):
     """A row trains a turn that does not continue the prompt that inference uses for it."""
 
 
-Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
+Remark = str | HistoryWarning | TurnStartWarning
 
 
 class _TurnKind(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from ..trajectory.turns import LogprobKind, VersionSpan
 if TYPE_CHECKING:
     from ..rendering.rendered import RenderedTokens
 
-IGNORE: Final = -100
+IGNORE = -100
 
 
 class CompletionSpan(NamedTuple):

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,13 @@ from ..tokens.table import Deferred, TokenTable, join
 from .pasts import PastTurns, Remark, listed, turn_starts
 from .sample import Sample
 
-FLAGS: Final = ("train", "weight")  # keys of a message that say whether it carries loss
-TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
-TRAINED_ROLES: Final = ("assistant",)
-ROW_PASTS: Final = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
-NO_STOP: Final = "the template writes no stop token here, so the row does not teach to stop after such a turn"
-Columns: TypeAlias = dict[str, npt.NDArray[Any]]
-_BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
+FLAGS = ("train", "weight")  # keys of a message that say whether it carries loss
+TRAINED_PARTS = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
+TRAINED_ROLES = ("assistant",)
+ROW_PASTS = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
+NO_STOP = "the template writes no stop token here, so the row does not teach to stop after such a turn"
+Columns = dict[str, npt.NDArray[Any]]
+_BY_NAME = {part.name.lower(): part for part in TRAINED_PARTS}
 
 
 class Turns(StrEnum):
@@ -349,18 +349,18 @@ def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
 
 # -- parts: what each token of a conversation is, delimiters inside an assistant's turn included
 
-_BY_FIELD: Final = {
+_BY_FIELD = {
     "role": Part.SCAFFOLD,
     "content": Part.CONTENT,
     "tool_calls": Part.TOOL_CALLS,
     **dict.fromkeys(REASONING_FIELDS, Part.REASONING),
 }
-_BY_KIND: Final = {
+_BY_KIND = {
     **{PartKind.REASONING: Part.REASONING, PartKind.CONTENT: Part.CONTENT},
     **{PartKind.TOOL_CALL: Part.TOOL_CALLS, PartKind.STOP: Part.STOP},
 }
-_IS_FIELD: Final = np.isin([*Part], (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS))
-_KIND_OF_PART: Final = np.where(np.equal([*Part], Part.SCAFFOLD), Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
+_IS_FIELD = np.isin([*Part], (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS))
+_KIND_OF_PART = np.where(np.equal([*Part], Part.SCAFFOLD), Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
 """The kind of a token that is not sampled."""
 
 

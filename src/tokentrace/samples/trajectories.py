@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
 
-Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
+Advantage = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in write order."""
 
 
@@ -160,7 +160,7 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
 #
 # Where nothing can be compared (a group of one, equal rewards), it is 0, never NaN, and a note reports it.
 
-EPSILON: Final = 1e-6  # added to the deviation of a group
+EPSILON = 1e-6  # added to the deviation of a group
 
 
 class Baseline(StrEnum):

@@ -6,7 +6,7 @@ import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 
-_FINE: Final = 1 << 18  # the most pairs of tokens to compare one by one
-_ANCHORS: Final = (
+_FINE = 1 << 18  # the most pairs of tokens to compare one by one
+_ANCHORS = (
     1,
     8,
     32,

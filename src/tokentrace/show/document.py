@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ class Hue(NamedTuple):
     about: str = ""
 
 
-ORIGINS: Final = (
+ORIGINS = (
     Hue("system", "system", "text of a system or developer message"),
     Hue("user", "user", "text of a user message"),
     Hue("reasoning", "reasoning", "an assistant's reasoning"),
@@ -48,8 +48,8 @@ ORIGINS: Final = (
     Hue("plain", "tokens", "tokens without a recorded origin"),
 )
 """Every kind of token. Tracks store positions in this tuple."""
-HUES: Final = {hue.name: index for index, hue in enumerate(ORIGINS)}
-KIND_HUES: Final = np.array([HUES[kind.name.lower()] for kind in Kind], np.uint8)
+HUES = {hue.name: index for index, hue in enumerate(ORIGINS)}
+KIND_HUES = np.array([HUES[kind.name.lower()] for kind in Kind], np.uint8)
 
 
 class Card(NamedTuple):

@@ -14,7 +14,7 @@ import webbrowser
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from markupsafe import escape
 
@@ -22,11 +22,11 @@ from .document import Document
 from .results import document_of
 from .visible import counted, visible
 
-SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "tree.js", "parts.js", "viewer.js")
+SCRIPTS = ("dom.js", "tracks.js", "tokens.js", "tree.js", "parts.js", "viewer.js")
 """The page's modules in import order. It inlines them as one script."""
-SHARED: Final = (*SCRIPTS[:-1], "viewer.css")  # the gateway's page uses them, too
-_IMPORT: Final = re.compile(r"^import .*\n", re.MULTILINE)
-_EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
+SHARED = (*SCRIPTS[:-1], "viewer.css")  # the gateway's page uses them, too
+_IMPORT = re.compile(r"^import .*\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

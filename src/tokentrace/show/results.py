@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -27,20 +27,20 @@ from .alignment import Hunk, align
 from .document import HUES, KIND_HUES, Card, Cell, Contrast, Document, Edit, Table, Track, token_columns
 from .visible import counted, visible
 
-_LEAD: Final = 240  # longer metadata is shown as a table
-_AROUND: Final = 12  # equal tokens on either side of a difference
-_LIMIT: Final = 256  # tokens per side of a difference
-_PART_HUES: Final = {
+_LEAD = 240  # longer metadata is shown as a table
+_AROUND = 12  # equal tokens on either side of a difference
+_LIMIT = 256  # tokens per side of a difference
+_PART_HUES = {
     PartKind.REASONING: "reasoning",
     PartKind.CONTENT: "assistant",
     PartKind.TOOL_CALL: "calls",
 }
-_ROLE_HUES: Final = {
+_ROLE_HUES = {
     "assistant": "assistant",
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function", "ipython"), "result"),
 }
-_FIELD_HUES: Final = {
+_FIELD_HUES = {
     **{"generation_prompt": "generation", "tool_calls": "calls", "tools": "tools", "kwargs": "variables"},
     **dict.fromkeys(("scaffold", "synthetic_close", "role"), "scaffold"),
     **dict.fromkeys(("unknown", ""), "unknown"),

@@ -4,7 +4,7 @@ import io
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -17,7 +17,7 @@ from .document import HUES, ORIGINS, Cell, Contrast, Document, Piece, Table, Tra
 from .results import document_of
 from .visible import counted, visible
 
-COLOURS: Final[dict[str, tuple[str, str]]] = {
+COLOURS: dict[str, tuple[str, str]] = {
     "system": ("#a78bfa", "#8b6cf0"),
     "user": ("#60a5fa", "#3b82f6"),
     "reasoning": ("#fbbf24", "#d99a0b"),
@@ -30,19 +30,19 @@ COLOURS: Final[dict[str, tuple[str, str]]] = {
     "unknown": ("#f87171", "#ef4444"),
 }
 """Two shades of each hue, which neighbouring tokens alternate."""
-_OTHER_COLOURS: Final = ("#94a3b8", "#7688a1")
+_OTHER_COLOURS = ("#94a3b8", "#7688a1")
 
-CONTROL: Final = "#1c1c1c on #8f959e"
-CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
-TONES: Final = {"": "", "good": "green", "bad": "red", "poor": "yellow", "dim": "dim"}
-SIGNS: Final = {"good": "✓", "bad": "✗", "poor": "•"}
+CONTROL = "#1c1c1c on #8f959e"
+CONTROL_SAMPLED = "bold underline #ffffff on #3d5a80"
+TONES = {"": "", "good": "green", "bad": "red", "poor": "yellow", "dim": "dim"}
+SIGNS = {"good": "✓", "bad": "✗", "poor": "•"}
 
-LIMIT: Final = 20_000  # tokens per track
-_PLACES: Final = 3  # differences per contrast
-_CONTRASTS: Final = 20
-_AROUND: Final = 6  # equal tokens before and after a difference
-_HUNK: Final = 48  # tokens per side of a difference
-_WIDE: Final = 100_000  # no line wraps
+LIMIT = 20_000  # tokens per track
+_PLACES = 3  # differences per contrast
+_CONTRASTS = 20
+_AROUND = 6  # equal tokens before and after a difference
+_HUNK = 48  # tokens per side of a difference
+_WIDE = 100_000  # no line wraps
 
 
 def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:

@@ -4,20 +4,20 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
-_HIDDEN: Final = (
+_HIDDEN = (
     r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f-\u1160\u17b4-\u17b5\u180e\u200b"
     r"\u200e-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 )
 """Invisible characters, and those that hide or reorder their neighbours."""
-_SELECTORS: Final = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_SELECTORS = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
 """Variation selectors, which belong to the character before."""
-_JOINERS: Final = r"\u200c-\u200d"
-_LETTER: Final = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
+_JOINERS = r"\u200c-\u200d"
+_LETTER = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
 """Characters that a selector or a joiner may follow: emoji, and letters of scripts that use them."""
-_UNSEEN: Final = re.compile(
+_UNSEEN = re.compile(
     rf"[{_HIDDEN}]|(?<!{_LETTER})[{_SELECTORS}]|(?<!{_LETTER})(?<!{_LETTER}[{_SELECTORS}])[{_JOINERS}]"
 )
 

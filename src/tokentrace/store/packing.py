@@ -5,14 +5,14 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from .sql import StoreError
 
 _PLAIN, _DEFLATED = b"\0", b"\1"
-_WORTHWHILE: Final = 64
+_WORTHWHILE = 64
 _COUNT = struct.Struct("<I")
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import conninfo
@@ -18,11 +18,11 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from .sql import Execute, Result, Rows, StoreError, prepare
 from .store import Store
 
-_LOCK: Final = 7_460_953
-_URL: Final = re.compile(
+_LOCK = 7_460_953
+_URL = re.compile(
     r"postgres(?:ql)?://(?:[^:@/?#]*(?::[^@/?#]*)?@)?[^@/?#]*(?:/[^@/?#]*)?(?:\?[^#]*)?", re.IGNORECASE
 )
-_DURABLE: Final = (
+_DURABLE = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 

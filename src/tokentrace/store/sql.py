@@ -1,11 +1,11 @@
 """The tables, and the interface of a database."""
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..errors import TokentraceError
 
-TABLES: Final = (
+TABLES = (
     "CREATE TABLE IF NOT EXISTS format (version INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, state TEXT NOT NULL, "
     "created DOUBLE PRECISION NOT NULL, metadata TEXT NOT NULL, settings TEXT NOT NULL, "
@@ -23,7 +23,7 @@ TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS labels (session TEXT NOT NULL, turn INTEGER NOT NULL, name TEXT NOT NULL, "
     "value TEXT NOT NULL, PRIMARY KEY (session, turn, name))",
 )
-VERSION: Final = 1
+VERSION = 1
 
 Rows = list[tuple[Any, ...]]
 Execute = Callable[..., Rows]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import apsw
 
@@ -24,7 +24,7 @@ from ..files import owned
 from .sql import Execute, Result, Rows, StoreError, prepare
 from .store import Store
 
-_APPLICATION: Final = 0x54545231
+_APPLICATION = 0x54545231
 """Marks the file as ours: "TTR1"."""
 
 Waiting = tuple[Callable[[Execute], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from .packing import as_json, json_bytes, pack, pack_records, unpack, unpack_records
 from .sql import Database, Execute, Rows
@@ -89,14 +89,14 @@ class Label:
     turn: int | None = None
 
 
-_COLUMNS: Final = "id, state, created, metadata, settings, records, turns, sampled, prompted"
-_BY_ID: Final = f"SELECT {_COLUMNS} FROM sessions WHERE id = ?"
-_BY_KEY: Final = f"SELECT {_COLUMNS} FROM sessions WHERE key = ?"
-_ORDER: Final = tuple(State)
-_SESSIONS: Final = 64
-_TURNS: Final = 16
+_COLUMNS = "id, state, created, metadata, settings, records, turns, sampled, prompted"
+_BY_ID = f"SELECT {_COLUMNS} FROM sessions WHERE id = ?"
+_BY_KEY = f"SELECT {_COLUMNS} FROM sessions WHERE key = ?"
+_ORDER = tuple(State)
+_SESSIONS = 64
+_TURNS = 16
 """How many sessions and turns are read at a time."""
-_BATCH: Final = 500
+_BATCH = 500
 """So many sessions are named in one statement."""
 
 
@@ -271,7 +271,7 @@ class Store:
         await self._database.write(write)
 
     async def incomplete(self, id: str) -> list[Mapping[str, Any]]:
-        """Return the requests without a turn, the oldest first, with why they `ended` or None."""
+        """The requests without a turn, the oldest first, with why they `ended` or None."""
         names = ("request", "began", "ended")
         sql = f"SELECT info, {', '.join(names)} FROM requests WHERE session = ? ORDER BY began, request"
         rows = await self._database.read(sql, id)

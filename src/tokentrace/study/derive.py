@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, TurnGrammar
 from .derive_calls import CallDeriver
@@ -21,12 +21,12 @@ from .reading import TurnReader, WrittenTurn, leading, trailing
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-SEVERAL_MESSAGES: Final = (
+SEVERAL_MESSAGES = (
     "a turn has several messages, and it is unclear what distinguishes them: reasoning is content"
 )
-_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "function", "id", "type"})
-TWO_TURNS: Final = "the template writes calls after content as a separate turn"
-BARE_CALLS: Final = "nothing separates calls from content: they are found only if no content comes before them"
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "function", "id", "type"})
+TWO_TURNS = "the template writes calls after content as a separate turn"
+BARE_CALLS = "nothing separates calls from content: they are found only if no content comes before them"
 
 
 def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:

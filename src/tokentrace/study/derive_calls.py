@@ -9,15 +9,15 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ..formats.grammar import CallGrammar, Style, TurnGrammar, Value
 from .probes import ONE_ARGUMENT, TWO_ARGUMENTS
 from .reading import Hole, TurnReader, WrittenTurn, leading
 
-_TYPED: Final = {"boolean": True, "null": None, "array": ["one"], "object": {"inner": "one"}}
-AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
-_CDATA: Final = ("<![CDATA[", "]]>")
+_TYPED = {"boolean": True, "null": None, "array": ["one"], "object": {"inner": "one"}}
+AWKWARD = 'two\n "words" \\ é <b> & {x}'
+_CDATA = ("<![CDATA[", "]]>")
 
 Holes = list[Hole]
 Leads = list[tuple[str, str]]

@@ -20,7 +20,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..formats.grammar import TurnGrammar
 from ..tokens.encoding import Encoded
@@ -32,10 +32,10 @@ from .turns import turn_spans
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-_NAMED: Final = frozenset(f"{name}_token" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))
+_NAMED = frozenset(f"{name}_token" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))
 """Configuration keys of tokens that no turn contains."""
-_ROLE: Final = re.compile(r"[a-z][a-z_.-]{2,30}")
-_TAG: Final = re.compile(r"</?[\w:.-]+>")
+_ROLE = re.compile(r"[a-z][a-z_.-]{2,30}")
+_TAG = re.compile(r"</?[\w:.-]+>")
 
 
 @dataclass(frozen=True, slots=True)

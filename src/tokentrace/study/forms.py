@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..computed import computed
 from ..conversation.forms import Silence
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 Spans = Sequence[tuple[FieldPath, str]]
 """Texts of one message's fields, each with its path."""
-_PARTS: Final = [{"type": "text", "text": word} for word in ("wordone", "wordtwo")]
-_ODD_ROLE: Final = "probe_role"
-_AFTER: Final[tuple[Probe, ...]] = ((), (USER,))
-_TOOLS: Final = (False, True)
-_CALL_CASES: Final = tuple(itertools.product(((RESULT,), ()), _TOOLS))
+_PARTS = [{"type": "text", "text": word} for word in ("wordone", "wordtwo")]
+_ODD_ROLE = "probe_role"
+_AFTER: tuple[Probe, ...] = ((), (USER,))
+_TOOLS = (False, True)
+_CALL_CASES = tuple(itertools.product(((RESULT,), ()), _TOOLS))
 """What follows a call, and whether a tool is declared."""
-_WAYS: Final = tuple(itertools.product((True, False), Silence))
+_WAYS = tuple(itertools.product((True, False), Silence))
 """Whether a call's arguments are a mapping, and what it has instead of content."""
 
 

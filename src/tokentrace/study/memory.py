@@ -5,11 +5,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 Value = TypeVar("Value")
 Arguments = TypeVarTuple("Arguments")
-_MISSING: Final[Any] = object()
+_MISSING: Any = object()
 
 
 class Memory:

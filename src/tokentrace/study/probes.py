@@ -5,24 +5,24 @@ They use the same few messages, to share renderings. Nothing in them spells a co
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 Message = Mapping[str, Any]
 Probe = Sequence[Message]
 
-SYSTEM: Final = {"role": "system", "content": "instruction"}
-USER: Final = {"role": "user", "content": "question"}
-ANSWER: Final = {"role": "assistant", "content": "answer"}
-THOUGHT: Final = {"role": "assistant", "content": "answer", "reasoning_content": "thought"}
-INLINE_THOUGHT: Final = {"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}
+SYSTEM = {"role": "system", "content": "instruction"}
+USER = {"role": "user", "content": "question"}
+ANSWER = {"role": "assistant", "content": "answer"}
+THOUGHT = {"role": "assistant", "content": "answer", "reasoning_content": "thought"}
+INLINE_THOUGHT = {"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}
 """Reasoning that a parser left in the content."""
 
-ONE_ARGUMENT: Final = {"key": "value"}
-TWO_ARGUMENTS: Final = {"key": "value", "more": "other"}
+ONE_ARGUMENT = {"key": "value"}
+TWO_ARGUMENTS = {"key": "value", "more": "other"}
 
-_PARAMETERS: Final = {"type": "object", "properties": {}, "required": []}
-_FUNCTION: Final = {"name": "probe", "description": "", "parameters": _PARAMETERS}
-STAND_IN_TOOL: Final = {"type": "function", "function": _FUNCTION}
+_PARAMETERS = {"type": "object", "properties": {}, "required": []}
+_FUNCTION = {"name": "probe", "description": "", "parameters": _PARAMETERS}
+STAND_IN_TOOL = {"type": "function", "function": _FUNCTION}
 
 
 def call(number: int = 1, arguments: Any = ONE_ARGUMENT, *, as_text: bool = False) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def result(number: int = 1, **fields: Any) -> Message:
     return {"role": "tool", "name": f"probe{number}", "tool_call_id": call_id, "content": "result", **fields}
 
 
-RESULT: Final = result()
+RESULT = result()
 
 
 def stringified(message: Message) -> Message:
@@ -55,23 +55,23 @@ def stringified(message: Message) -> Message:
     return {**message, "content": message.get("content") or None, "tool_calls": calls}
 
 
-ANSWERED: Final[Probe] = (USER, ANSWER)
-CONTINUED: Final[Probe] = (USER, ANSWER, USER)
-REASONED: Final[Probe] = (USER, THOUGHT)
-CALLED: Final[Probe] = (USER, calling())
-RETURNED: Final[Probe] = (USER, calling(), RESULT)
-CALLED_TWICE: Final[Probe] = (USER, calling(call(1), call(2)))
+ANSWERED: Probe = (USER, ANSWER)
+CONTINUED: Probe = (USER, ANSWER, USER)
+REASONED: Probe = (USER, THOUGHT)
+CALLED: Probe = (USER, calling())
+RETURNED: Probe = (USER, calling(), RESULT)
+CALLED_TWICE: Probe = (USER, calling(call(1), call(2)))
 
 
-_SPOKEN_CALLS: Final = (
+_SPOKEN_CALLS = (
     calling(call(1), call(2)),
     calling(),
     calling(call(1), call(2), content="answer", reasoning_content="thought"),
     calling(content="answer", reasoning_content="thought"),
 )
-ASSISTANT_TURNS: Final[tuple[Probe, ...]] = (ANSWERED, REASONED, *((USER, reply) for reply in _SPOKEN_CALLS))
+ASSISTANT_TURNS: tuple[Probe, ...] = (ANSWERED, REASONED, *((USER, reply) for reply in _SPOKEN_CALLS))
 """Conversations in which an assistant answers a user."""
-OTHER_TURNS: Final[tuple[Probe, ...]] = (
+OTHER_TURNS: tuple[Probe, ...] = (
     (USER,),
     (SYSTEM, USER),
     ({"role": "developer", "content": "instruction"}, USER),

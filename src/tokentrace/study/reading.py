@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..conversation.messages import Messages
 from ..template.origin import KEY, Origin
@@ -17,8 +17,8 @@ from .turns import find_turns
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-_NAME: Final = r"[^\s<>=\"'/\[\]]+"
-_TAG: Final = f"</?{_NAME}(?:>|=|(?=\\s))"
+_NAME = r"[^\s<>=\"'/\[\]]+"
+_TAG = f"</?{_NAME}(?:>|=|(?=\\s))"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from ..conversation.messages import RESULT_ROLES, Messages
 from ..conversation.place import Place
@@ -133,7 +133,7 @@ def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
     return tuple((*before, message, result(9), *after) for message in calls)
 
 
-CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
+CONTEXTS: tuple[tuple[Context, ...], ...] = (
     ((USER,),),
     ((SYSTEM, USER),),
     ((USER, ANSWER, USER),),
@@ -182,7 +182,7 @@ def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
         yield StandIn(content, calls=True, text_arguments=text_arguments, single=single)
 
 
-INLINE: Final = StandIn(str(INLINE_THOUGHT["content"]))
+INLINE = StandIn(str(INLINE_THOUGHT["content"]))
 
 
 def variants(form: StandIn) -> Iterator[StandIn]:

@@ -9,22 +9,21 @@ dependencies. State that names do not show prevents the proof.
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from jinja2 import nodes
 
 from .syntax import leaves, names_in, with_children
 
-_PROMPT: Final = "add_generation_prompt"
-_NO_PROMPT: Final = "not add_generation_prompt"
-_PURE: Final = frozenset({"dict", "namespace", "raise_exception", "range"})
+_PROMPT = "add_generation_prompt"
+_NO_PROMPT = "not add_generation_prompt"
+_PURE = frozenset({"dict", "namespace", "raise_exception", "range"})
 """Functions of the environment whose result depends only on their arguments."""
-_CHANGING: Final = frozenset({"messages", "tools", "documents", "loop", "caller"})
-_STATEFUL: Final = frozenset(
+_CHANGING = frozenset({"messages", "tools", "documents", "loop", "caller"})
+_STATEFUL = frozenset(
     {"map", "select", "reject", "selectattr", "rejectattr", "slice", "batch", "unique", "random"}
 )
 """Filters whose result can be read only once, or varies."""
-_UNUSUAL: Final = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
+_UNUSUAL = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
 """Statements that prevent the proof."""
 
 Names = frozenset[str]

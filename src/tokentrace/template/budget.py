@@ -13,29 +13,29 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from jinja2.utils import Namespace
 
-MAX_STEPS: Final = 5_000_000
-MAX_SECONDS: Final = 30
-MAX_BYTES: Final = 512 * 1024 * 1024
+MAX_STEPS = 5_000_000
+MAX_SECONDS = 30
+MAX_BYTES = 512 * 1024 * 1024
 """Of all values that one render makes."""
-MAX_TEXT: Final = 64 * 1024 * 1024
+MAX_TEXT = 64 * 1024 * 1024
 """Characters of one value."""
-MAX_ITEMS: Final = 2_000_000
+MAX_ITEMS = 2_000_000
 """Items of one container, and pieces of a text that is cut."""
-MAX_BITS: Final = 100_000
+MAX_BITS = 100_000
 """Bits of a number: Python's arithmetic is quadratic in them."""
-MAX_SEARCH: Final = 1 << 34
+MAX_SEARCH = 1 << 34
 """Comparisons of characters in one search: some of Python's are naive."""
-SMALL: Final = 1024
+SMALL = 1024
 """The step that makes it pays for text up to this size…"""
-_FEW: Final = 64
+_FEW = 64
 """…and for containers of up to this many items."""
-_ITEM_SIZE: Final = 32
-_VIEWS: Final[tuple[Any, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
-_CONTAINERS: Final = (dict, list, tuple, set, frozenset, *_VIEWS, MappingProxyType, Namespace)
+_ITEM_SIZE = 32
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS = (dict, list, tuple, set, frozenset, *_VIEWS, MappingProxyType, Namespace)
 
 
 class TooLarge(Exception):  # noqa: N818

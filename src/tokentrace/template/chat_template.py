@@ -10,7 +10,7 @@ import re
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
@@ -27,13 +27,13 @@ from .syntax import Inliner, constants_of, fields_of, names_in, searched_words, 
 from .trace import Rendering, Trace, collect
 from .traced import TracedList, wrap
 
-REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning. Most templates read the first, gpt-oss's the second."""
-_REASONING: Final = frozenset(REASONING_FIELDS)
-_TEXT_FIELDS: Final = _REASONING | {"content", "text"}
-_FOLDING: Final = {"steps": 1_000, "size": 64 * 1024}
+_REASONING = frozenset(REASONING_FIELDS)
+_TEXT_FIELDS = _REASONING | {"content", "text"}
+_FOLDING = {"steps": 1_000, "size": 64 * 1024}
 """The budget for folding constants at compile time; larger ones are computed when the template runs."""
-_ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class Template:

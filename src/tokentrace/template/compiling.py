@@ -19,7 +19,7 @@ Jinja's own code generator handles scopes, macros and blocks. The differences:
     trace.leave(out)
 """
 
-from typing import Any, Final
+from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import Frame
@@ -28,7 +28,7 @@ from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOL
 from .expressions import Code, Expressions, LoopNames, origin_name
 from .syntax import is_word, items_of, plain_targets, summands, with_children
 
-_IMPORTS: Final = """\
+_IMPORTS = """\
 from tokentrace.template.budget import charged as tt_charged, weighed as tt_weighed
 from tokentrace.template.pairs import PLAIN as tt_plain, PRINTED as tt_printed, SIZED as tt_sized, TEXT as tt_text
 from tokentrace.template.pairs import bounds as tt_bounds, box as tt_box, inside as tt_inside, paid as tt_paid

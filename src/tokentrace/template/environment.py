@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -32,15 +32,15 @@ from .syntax import DICT_ATTRIBUTES, leaves
 from .trace import Trace, join_output
 from .traced import PLAIN_TYPES, TracedDict, TracedList, TracedMarkup, derived, opaque, text_of, wrap
 
-_STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
-_BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
+_STR_METHODS = TRACED_METHODS | ASKING_METHODS
+_BYTES = frozenset({"encode", "from_bytes", "to_bytes"})
 """Methods that templates cannot call, as bytes are not traced."""
-_OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     **{"*": operator.mul, "**": operator.pow, "-": operator.sub, "%": operator.mod},
     **{"/": operator.truediv, "//": operator.floordiv, "+": operator.add},
 }
-_JINJAS_ARGUMENTS: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
-_MISSING: Final = object()
+_JINJAS_ARGUMENTS = frozenset({"_block_vars", "_loop_vars", "caller"})
+_MISSING = object()
 
 
 class _GenerationTag(Extension):
@@ -284,9 +284,9 @@ class TemplateNamespace(Namespace):
         Namespace.__setitem__(self, name, value)
 
 
-_KEEPING_TRACE: Final = frozenset({Joiner, LoopContext, Proven, _TemplateDict})
+_KEEPING_TRACE = frozenset({Joiner, LoopContext, Proven, _TemplateDict})
 """Callables that return their arguments, or keep the trace themselves."""
-_HANDING_OUT: Final[dict[type, frozenset[str]]] = {
+_HANDING_OUT: dict[type, frozenset[str]] = {
     **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
     **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
     _TemplateDict: frozenset({"fromkeys"}),

@@ -10,7 +10,7 @@ cannot fail; else it calls the environment, which works on boxed values.
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any, Final
+from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
@@ -20,11 +20,11 @@ from .strings import ASKING_METHODS, CUTTING_METHODS, FILTER_METHODS
 from .syntax import DICT_ATTRIBUTES, field_of, has_arguments, is_constant, is_word, json_options, summands
 
 Lookup = nodes.Getattr | nodes.Getitem
-_KIND_TESTS: Final = frozenset({"boolean", "false", "float", "integer", "number", "true"}).union(
+_KIND_TESTS = frozenset({"boolean", "false", "float", "integer", "number", "true"}).union(
     {"callable", "escaped", "iterable", "sequence"}
 )
 """Tests with the same result for a plain value and a boxed one."""
-_MAX_WORD: Final = 64
+_MAX_WORD = 64
 """The environment searches for longer constants: it checks the cost first."""
 
 
@@ -353,7 +353,7 @@ class Expressions(CodeGenerator):
         return Code(f"environment.concat(({', '.join(self.code(part, frame).boxed for part in node.nodes)},))")
 
 
-_FOLDED: Final = (nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.UnaryExpr, nodes.BinExpr)
+_FOLDED = (nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.UnaryExpr, nodes.BinExpr)
 """With the exception of sums: expressions that are computed while compiling if they are constant."""
 
 

@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
-from typing import Any, Final
+from typing import Any
 
 from jinja2.filters import make_attrgetter
 from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
@@ -22,16 +22,16 @@ from .jsonify import JsonOptions, dumps
 from .strings import FILTER_METHODS, join_traced, join_with, plain_text, promoted
 from .traced import TRACED_TYPES, TracedMarkup, as_markup, derived, is_traced, opaque, plain, text_of
 
-_MAX_COUNT: Final = 1_000_000
+_MAX_COUNT = 1_000_000
 """The largest number that a filter takes as an argument."""
-_MAX_SLOW: Final = 20_000
-_SLOW: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
+_MAX_SLOW = 20_000
+_SLOW = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
 """Filters that may take quadratic time; their input is limited to `_MAX_SLOW`."""
-_AS_IT_IS: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length", "random", "reverse"})
-_LAZY: Final = frozenset({"batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"})
+_AS_IT_IS = frozenset({"attr", "count", "d", "default", "first", "last", "length", "random", "reverse"})
+_LAZY = frozenset({"batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"})
 """Filters that yield their input item by item (``map`` changes an item only through another filter)."""
-_SORTING: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
-_ESCAPING: Final = frozenset({"e", "escape", "forceescape", "striptags"})
+_SORTING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
+_ESCAPING = frozenset({"e", "escape", "forceescape", "striptags"})
 """Filters that may make a character of a number: ``&#60;`` is ``<``."""
 
 
@@ -68,7 +68,7 @@ def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
     return promoted(text_of(value)).replace(text_of(old), text_of(new), -1 if count is None else count)
 
 
-_REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
+_REWRITTEN: dict[str, Callable[..., Any]] = {
     "tojson": _tojson,
     "join": _join,
     "format": _format,
@@ -128,7 +128,7 @@ def _is_same(value: Any, other: Any) -> bool:
     return plain(value) is plain(other) or (is_boxed and bool(value == other))
 
 
-_TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
+_TRACED_TESTS: dict[str, Callable[..., bool]] = {
     "none": lambda value: plain(value) is None,
     "true": lambda value: plain(value) is True,
     "false": lambda value: plain(value) is False,
@@ -153,12 +153,12 @@ def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
 # -- format strings. Only those with bare fields (``%s``, ``%d``, ``{}``, ``{name}``) keep the trace: ``%c`` makes
 # a character of a number, which does not say whose character it is.
 
-_MAX_FIELDS: Final = 10_000
+_MAX_FIELDS = 10_000
 """Fields that a format string may have: Python's search for a closing parenthesis is quadratic."""
-_NUMBER_TEXT: Final = 400
+_NUMBER_TEXT = 400
 """More characters than a float prints without an explicit precision."""
-_PERCENT: Final = re.compile(r"%([%sdi])")
-_WIDTHS: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)")
+_PERCENT = re.compile(r"%([%sdi])")
+_WIDTHS = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)")
 
 
 def percent_format(template: str, values: Any) -> str:

@@ -7,14 +7,14 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from .budget import SMALL, TooLarge, charge, check_items, check_size, weigh
 from .origin import KEY, Origin
 from .strings import TracedStr, join_traced, runs_of, traced
 from .traced import TracedDict, TracedList, TracedNone, is_traced, opaque, plain
 
-_MAX_INDENT: Final = 1_000
+_MAX_INDENT = 1_000
 
 
 class JsonOptions(NamedTuple):
@@ -24,7 +24,7 @@ class JsonOptions(NamedTuple):
     sort_keys: bool = False
 
 
-DEFAULTS: Final = JsonOptions()
+DEFAULTS = JsonOptions()
 
 
 def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:

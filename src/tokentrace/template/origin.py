@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any
 
-FieldPath: TypeAlias = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 """The path to a value inside a message: ``("tool_calls", 0, "id")``."""
 
-KEY: Final = "<key>"
+KEY = "<key>"
 """The last element of the origin of a dict's key, as opposed to its value."""
 
 
@@ -81,5 +81,5 @@ class InTurn(Origin):
         return None if self[:-2] == _SCAFFOLD else Origin(self[:-2])
 
 
-_SCAFFOLD: Final = ("@scaffold",)
-UNKNOWN: Final = Origin(("?",))
+_SCAFFOLD = ("@scaffold",)
+UNKNOWN = Origin(("?",))

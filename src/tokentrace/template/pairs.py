@@ -12,22 +12,22 @@ all others on boxed ones.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from .budget import SMALL, charge, check_items, listed
 from .origin import KEY, Origin
 from .strings import TracedStr, traced
 from .traced import TRACED_TYPES, TracedDict, TracedList, TracedNone, plain, wrap
 
-PLAIN: Final = TRACED_TYPES | {str, dict, list, int, float, bool}
+PLAIN = TRACED_TYPES | {str, dict, list, int, float, bool}
 """Types of field values that are used as they are. Not None: a look-up returns it for a missing key, too."""
-SIZED: Final = frozenset({str, dict, list, TracedStr, TracedDict, TracedList})
-TEXT: Final = frozenset({str, TracedStr})
+SIZED = frozenset({str, dict, list, TracedStr, TracedDict, TracedList})
+TEXT = frozenset({str, TracedStr})
 """Text that is joined as it is. (Markup escapes what it is joined with.)"""
-PRINTED: Final = TEXT | {int, float, bool, type(None)}
+PRINTED = TEXT | {int, float, bool, type(None)}
 """Types of values that may be printed later: they do not change until then."""
-_ITEMS: Final = PLAIN | {type(None)}
-_WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
+_ITEMS = PLAIN | {type(None)}
+_WRAPPED = frozenset({dict, list, int, float, bool, type(None)})
 
 Origins = tuple[Origin | None, ...]
 Beside = Origin | Origins | None
@@ -84,7 +84,7 @@ def keeps_items(value: list[Any]) -> bool:
 
 
 def paid(text: str) -> str:
-    """Return `text` after charging for a copy."""
+    """`text` after charging for a copy."""
     if len(text) >= SMALL:
         charge((len(text) if text.isascii() else 4 * len(text)) + 128)
     return text

@@ -8,16 +8,16 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex
 
 from .budget import SMALL, charge, check_items, check_search, check_size
 from .origin import UNKNOWN, Origin
 
-Run: TypeAlias = tuple[int, Origin | None]
-Runs: TypeAlias = tuple[Run, ...]
+Run = tuple[int, Origin | None]
+Runs = tuple[Run, ...]
 
 _slice = str.__getitem__
-_BACKWARDS: Final = slice(None, None, -1)
+_BACKWARDS = slice(None, None, -1)
 
 
 class TracedStr(str):
@@ -156,18 +156,18 @@ def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], Trace
 
 # -- classes of string methods. Text from any other method is UNKNOWN
 
-_CASES: Final = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
+_CASES = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
 for _name in _CASES:
     setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
 
-TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if name[0] != "_" and name != "runs")
+TRACED_METHODS = frozenset(name for name in vars(TracedStr) if name[0] != "_" and name != "runs")
 """Methods that keep the trace."""
-CUTTING_METHODS: Final = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
+CUTTING_METHODS = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
 """Traced methods whose result keeps the text's origin: a part of it, or another case."""
-_SEARCHES: Final = ("count", "endswith", "find", "index", "rfind", "rindex", "startswith")
-ASKING_METHODS: Final = frozenset((*_SEARCHES, *(name for name in dir(str) if name.startswith("is"))))
+_SEARCHES = ("count", "endswith", "find", "index", "rfind", "rindex", "startswith")
+ASKING_METHODS = frozenset((*_SEARCHES, *(name for name in dir(str) if name.startswith("is"))))
 """Methods that return a count, a position or a boolean."""
-FILTER_METHODS: Final = {"trim": "strip", "upper": "upper", "lower": "lower", "capitalize": "capitalize"}
+FILTER_METHODS = {"trim": "strip", "upper": "upper", "lower": "lower", "capitalize": "capitalize"}
 """Filters that are methods, too."""
 
 

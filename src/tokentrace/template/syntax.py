@@ -1,7 +1,7 @@
 """Questions about the syntax tree of a template."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 import jinja2.meta
 from jinja2 import nodes
@@ -9,10 +9,10 @@ from jinja2.visitor import NodeTransformer
 
 from ..errors import TemplateError
 
-DICT_ATTRIBUTES: Final = frozenset(dir(dict))
-_COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
+DICT_ATTRIBUTES = frozenset(dir(dict))
+_COUNTS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
 """Attributes of ``loop`` that need no loop object."""
-_NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
+_NEIGHBOURS = frozenset(("previtem", "nextitem"))
 """More of them, in a loop over single items."""
 
 # -- expressions

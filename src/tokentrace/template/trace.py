@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from jinja2.utils import Namespace
 
@@ -70,17 +70,17 @@ class Rendering:
 
 # -- while the template runs
 
-TURN: Final = Origin(("@turn",))
+TURN = Origin(("@turn",))
 """In place of an origin: the value is the message whose turn begins (-1: none).
 
 Below -1 it is a round of a loop over something else (indices, say), which belongs to the message whose text it
 prints, if there is exactly one.
 """
-GENERATION: Final = Origin(("@generation",))
+GENERATION = Origin(("@generation",))
 """In place of an origin: the value is the length of a ``{% generation %}`` block that begins here."""
 
-_MESSAGES: Final = Origin(("messages",))
-_MAX_ENTRIES: Final = 4 * MAX_ITEMS
+_MESSAGES = Origin(("messages",))
+_MAX_ENTRIES = 4 * MAX_ITEMS
 """Values and origins that a buffer may have."""
 
 

@@ -12,7 +12,7 @@ A number computed from a field's is UNKNOWN. Counts (lengths, positions) are the
 
 from collections.abc import Iterator
 from types import GeneratorType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from markupsafe import Markup, escape
 
@@ -154,14 +154,14 @@ def _escaped(text: str) -> str:
     return text if result == text else opaque(result) if is_traced(text) else result
 
 
-PLAIN_TYPES: Final[dict[type, type]] = {
+PLAIN_TYPES: dict[type, type] = {
     **{TracedList: list, TracedInt: int, TracedFloat: float},
     **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
 }
 """The plain types that templates see instead of ours, except for dicts."""
-TRACED_TYPES: Final = frozenset({*PLAIN_TYPES, TracedDict} - {TracedMarkup})
-_TRACED: Final = tuple(TRACED_TYPES - {TracedStr})
-_NUMBERS: Final[dict[type, Any]] = {bool: TracedBool, int: TracedInt, float: TracedFloat}
+TRACED_TYPES = frozenset({*PLAIN_TYPES, TracedDict} - {TracedMarkup})
+_TRACED = tuple(TRACED_TYPES - {TracedStr})
+_NUMBERS: dict[type, Any] = {bool: TracedBool, int: TracedInt, float: TracedFloat}
 
 
 def wrap(value: Any, origin: Origin) -> Any:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,9 @@ from .vocabulary import ControlToken, Vocabulary, longest_first
 
 Positions = npt.NDArray[np.signedinteger[Any]]
 
-_SPACES: Final = "".join(
-    char for char in map(chr, range(0x3001)) if char.isspace() and not "\x1c" <= char <= "\x1f"
-)
+_SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace() and not "\x1c" <= char <= "\x1f")
 """White space according to ``tokenizers``; for Python there is more."""
-_SPACE: Final = re.compile(f"[{_SPACES}]*")
+_SPACE = re.compile(f"[{_SPACES}]*")
 
 
 class Trust(IntEnum):

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,10 @@ from .tokenizer import Ids, Tokenizer, with_offsets
 
 Number = TypeVar("Number", bound=np.generic)
 
-_NEAR: Final = 64
+_NEAR = 64
 """Non-ASCII bytes at most this far apart are checked as one piece."""
 
-TrustOf: TypeAlias = Callable[[Origin], Trust]
+TrustOf = Callable[[Origin], Trust]
 """Which control tokens a span of some origin may contain. Scaffold, without origin, may contain all."""
 
 

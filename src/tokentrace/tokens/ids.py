@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from ..errors import InputError, TokentraceError, brief
 from .tokenizer import Ids
 
 Error = type[TokentraceError]
-INT32_MAX: Final = 2**31 - 1
+INT32_MAX = 2**31 - 1
 
 
 def check_ids(

@@ -6,17 +6,17 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ..errors import TokenizerError, kind_of
 from ..pocket import POCKET
 from .tokenizer import Tokenizer
 
-_FILES: Final = (
+_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
 )
-_REFUSALS: Final = {
+_REFUSALS = {
     "GatedRepoError": "the hub requires a login for it",
     "RepositoryNotFoundError": "the hub has no such model, or it needs a login",
     "RevisionNotFoundError": "the hub has no such revision of it",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,12 @@ from .ids import segments
 from .kinds import Kind, Kinds
 from .tokenizer import Ids
 
-COLUMNS: Final = ("ids", "mask", "messages", "kinds", "parts", "logprobs", "advantages")
-_OPTIONAL: Final = {"parts": 0, "logprobs": np.nan, "advantages": 0.0}
+COLUMNS = ("ids", "mask", "messages", "kinds", "parts", "logprobs", "advantages")
+_OPTIONAL = {"parts": 0, "logprobs": np.nan, "advantages": 0.0}
 """Columns that a table may lack, and what `join` writes there if another table has them."""
-_CHECKS: Final = tuple(zip(COLUMNS, ("iu", "b", "iu", "iu", "iu", "f", "f"), strict=True))
+_CHECKS = tuple(zip(COLUMNS, ("iu", "b", "iu", "iu", "iu", "f", "f"), strict=True))
 """The numpy kinds that each column may have."""
-_WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
+_WORDS = {"iu": "integers", "b": "booleans", "f": "floats"}
 
 Deferred = Callable[[], Mapping[str, Any]]
 """Computes columns by name, when one of them is first read."""

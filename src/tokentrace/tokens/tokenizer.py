@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from .vocabulary import TOKEN_FLAGS, Vocabulary
 
 Ids = npt.NDArray[np.int32]
 
-_SAMPLE: Final = (
+_SAMPLE = (
     "The quick brown fox; it's 1234567 o'clock — they'LL say \"naïve café\" I'd've.\n\n\tdef f(x):\n        "
     'return {\'a\': [1, 2.5e-3], "b": None}  # TODO\r\n<a href="x?y=1&z=2">Ärger</a>   trailing  \n \n日本語の'
     "テキスト、中文字符。한국어 العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧‍👦🇩🇪 e\u0301\u0323 ﬁ Å Ω ½ x²"
@@ -29,13 +29,13 @@ _SAMPLE: Final = (
 )
 """Text for which fastokens must return the ids of tokenizers."""
 
-_WORTH: Final = 20_000
+_WORTH = 20_000
 """Characters to encode before fastokens is loaded, which takes long."""
 
-_SEGMENTS: Final = 32 * 2**20
+_SEGMENTS = 32 * 2**20
 """Bytes of fastokens' segment cache: it encodes growing conversations in a third of the time."""
 
-LONG_S: Final = "\u017f"
+LONG_S = "\u017f"
 """``'ſ`` under case-insensitive contractions is the two encoders' only known difference."""
 
 

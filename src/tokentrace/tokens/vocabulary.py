@@ -8,20 +8,20 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..computed import computed
 
-_UNREACHABLE: Final = f"\x00{secrets.token_hex(16)}"
+_UNREACHABLE = f"\x00{secrets.token_hex(16)}"
 """Prefix for control tokens in the plain tokenizer's vocabulary, random so that no text can spell it."""
 
-TOKEN_FLAGS: Final = ("special", "lstrip", "rstrip", "single_word", "normalized")
+TOKEN_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 """Flags of an added token in ``tokenizer.json``."""
 
-_BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _nodes(part: Any) -> Iterator[dict[str, Any]]:

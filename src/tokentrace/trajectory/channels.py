@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,13 @@ from ..errors import TrajectoryError, brief
 from ..tokens.ids import runs
 from .checks import from_json
 
-Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
+Entries = npt.NDArray[Any] | Sequence[Any]
 """One entry per token: an array with a row for each, or JSON values. None means no entry."""
 
-MOST_BYTES: Final = 1 << 28
+MOST_BYTES = 1 << 28
 """The most bytes in one channel of one completion."""
-_INTEGERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
-_DTYPES: Final = sorted([*(dtype.str for dtype in _INTEGERS), "<u8", "|b1", "<f2", "<f4", "<f8"])
+_INTEGERS = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
+_DTYPES = sorted([*(dtype.str for dtype in _INTEGERS), "<u8", "|b1", "<f2", "<f4", "<f8"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,12 @@ from .turns import (
     VersionSpan,
 )
 
-_REASONS: Final[dict[int, str]] = {
+_REASONS: dict[int, str] = {
     Kind.SAMPLED: "SAMPLED: only append_completion records tokens that an engine returned",
     Kind.PROMPT: "PROMPT, which is for begin() and branch(); use CONTEXT, SCAFFOLD or SYNTHETIC",
 }
 
-_ASK: Final = "ask the engine for logprobs, or make the trajectory with logprobs=False"
+_ASK = "ask the engine for logprobs, or make the trajectory with logprobs=False"
 
 
 def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,19 +19,19 @@ from .checks import as_ids, as_owners, from_json, remembered_json
 from .trajectory import Trajectory
 from .turns import Turn, Write
 
-MAGIC: Final = b"\x89TTRJ\r\n\n"
+MAGIC = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line endings damages it."""
-VERSION: Final = 3
+VERSION = 3
 
 _HEAD = struct.Struct("<QB")  # length of the payload, type
 _U32 = struct.Struct("<I")
-_FRONT: Final = _HEAD.size + _U32.size  # the head has its own checksum: a length is either trusted or not
+_FRONT = _HEAD.size + _U32.size  # the head has its own checksum: a length is either trusted or not
 _IDS, _KINDS, _LOGPROBS = np.dtype("<i4"), np.dtype("u1"), np.dtype("<f4")
 
 # -- the JSON of records
 
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_Index: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # -1: none
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Index = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # -1: none
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -83,7 +83,7 @@ class _Reward(_Record):
     reward: Any
 
 
-_TYPES: Final = (_Header, _Open, _Context, _Completion, _Reward)
+_TYPES = (_Header, _Open, _Context, _Completion, _Reward)
 """A record's type is its number here, counted from 1."""
 
 

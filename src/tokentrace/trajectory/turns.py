@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,16 @@ from ..tokens.table import TokenTable
 if TYPE_CHECKING:
     from .channels import Packed
 
-IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
-KindsLike: TypeAlias = Kind | int | Sequence[int] | npt.NDArray[Any]
-LogprobsLike: TypeAlias = Sequence[float] | npt.NDArray[Any]
-VersionLike: TypeAlias = str | int | Sequence[tuple[str | int, int, int]] | None
-SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
-Logprobs: TypeAlias = npt.NDArray[np.float32]
+IdsLike = Sequence[int] | npt.NDArray[Any]
+KindsLike = Kind | int | Sequence[int] | npt.NDArray[Any]
+LogprobsLike = Sequence[float] | npt.NDArray[Any]
+VersionLike = str | int | Sequence[tuple[str | int, int, int]] | None
+SpansLike = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
+Logprobs = npt.NDArray[np.float32]
 
-PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """Sampling parameters that change logits based on earlier tokens, each with the value that turns it off."""
-POSITIVE_NOISE: Final = 1e-4
+POSITIVE_NOISE = 1e-4
 """How far above 0 a logprob may be: a softmax rounds."""
 
 
@@ -140,5 +140,5 @@ class Branch:
     """Why the history was rewritten; empty for the first branch."""
 
 
-Write: TypeAlias = Turn | Context
+Write = Turn | Context
 """A trajectory is a list of these."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from starlette.requests import Request as HTTPRequest
@@ -28,10 +28,10 @@ from ..gateway import Gateway
 from ..requests import RequestError
 from ..session import SessionRecord
 
-TOKENS: Final = 4_000
-_AROUND: Final = 4
+TOKENS = 4_000
+_AROUND = 4
 """More tokens are decoded on either side, as a character may span several."""
-HEADERS: Final = {
+HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
@@ -41,7 +41,7 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> dict[str, Any]:
@@ -194,7 +194,7 @@ async def _turn(gateway: Gateway, http: HTTPRequest) -> Any:
         return await asyncio.to_thread(turn_view, live.session, int(turn), labels)
 
 
-PAGE_ROUTES: Final[Routes] = {
+PAGE_ROUTES: Routes = {
     "GET /": _file,
     "GET /page/sessions": _sessions,
     "GET /page/{file}": _file,
