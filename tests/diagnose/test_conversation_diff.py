@@ -113,6 +113,8 @@ CASES: dict[str, Case] = {
         [system(SYSTEM + "\n\nSummary of the conversation so far: the parser was read."), *RECORDED[8:10]],
         C.COMPACTION, 0),
     "a summary in one word": Case([system(), user("Summary: the parser was read.")], C.COMPACTION, 1),
+    **{f"an agent's summary, {text!r}": Case([system(), user(f"{text} the parser was read.")], C.COMPACTION, 1)
+       for text in ("<state_snapshot>", "Session summary", "Here is a summarization of the work:", "Our summary:")},
     "words of its own after the task": Case([*RECORDED[:2], user("All of it was read. Go on with the second half.")],
         C.COMPACTION, 2),
     "langgraph trims to a window": Case([RECORDED[0], *RECORDED[6:10]], C.COMPACTION, 1),

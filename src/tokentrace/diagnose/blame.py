@@ -231,6 +231,13 @@ class _Instrument(NodeTransformer):
     def _hook(self, kind: str, value: nodes.Expr, line: int) -> nodes.Expr:
         number = len(self.parts)
         source = self._lines[line].strip() if line < len(self._lines) else ""
-        source = source if len(source) <= _QUOTED else f"{source[:_QUOTED]}…"
+        source = source if len(source) <= _QUOTED else f"… {_words(value)} …"
         self.parts.append(TemplatePart(number, kind, line, source))
         return nodes.Call(nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line)
+
+
+def _words(expression: nodes.Expr) -> str:
+    """The names and constants of an expression, which find it in a template of one line."""
+    parts = (expression, *expression.find_all(nodes.Expr))
+    words = [getattr(one, key) for one in parts for key in ("name", "attr", "value") if hasattr(one, key)]
+    return " ".join(map(str, words))[:_QUOTED]

@@ -1,6 +1,5 @@
 """Signs of a rewritten text, in linear time. Pure."""
 
-import calendar
 import contextlib
 import json
 import re
@@ -16,8 +15,10 @@ _END = 10_000
 _QUOTED = 80
 _SHORT_NOTE = 300
 
-_DAYS = (*calendar.day_name, *calendar.day_abbr)
-_NAMES = "|".join((*_DAYS, *calendar.month_name[1:], *calendar.month_abbr[1:]))
+_NAMES = (
+    r"(?:mon|tues|wednes|thurs|fri|satur|sun)(?:day)?|tue|wed|thu|sat|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?"
+    r"|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?"
+)
 _WORD = rf"(?<![^\W_])(?:[^\W_]*\d[^\W_]*|[0-9a-f]{{4,}}|am|pm|utc|gmt|{_NAMES})(?![^\W_])"
 _INCIDENTAL = re.compile(rf"{_WORD}(?:[\W_]{{1,2}}{_WORD})*", re.IGNORECASE)
 
@@ -26,11 +27,14 @@ _LEFT_OUT = (
     r"|skipped|deleted|condensed|compressed|summari[sz]ed|no longer (?:available|shown))"
 )
 _SUMMARY = re.compile(
-    r"\bsummary\W*[:\n]|<summary>|\bsummary (?:of (?:the|our|your|this|all|previous|earlier)|so far|to date)\b"
+    r"\A\W*(?:\w+\W+){0,3}summary\W*[:\n]|summary (?:so far|to date|until now)"
+    r"|summar(?:y|ies|i[sz]ation) of (?:the|our|your|this|all|its|what|previous|prior|earlier|past|older)\b"
+    r"|(?:conversation|context|session|history|chat|progress|handoff|compaction) summary"
+    r"|</?(?:summary|state_snapshot|compressed_chat|conversation_summary|context_summary|compaction)>"
     rf"|\b(?:conversation|messages|history|context|turns|steps)[^.\n]{{0,60}}\b{_LEFT_OUT}"
     rf"|\b{_LEFT_OUT} \d+ (?:\w+ )?(?:messages|turns|steps)"
-    r"|continued? from a previous (?:conversation|session)|ran out of context|produced a summary"
-    r"|(?:conversation|discussion|history) (?:so far|to date)",
+    r"|continued? from (?:a|the) previous (?:conversation|session)|ran out of context|produced a summary"
+    r"|(?:conversation|discussion|history) (?:so far|to date|up to (?:this|now))",
     re.IGNORECASE,
 )
 """How agents begin a summary, or say that they left something out."""
