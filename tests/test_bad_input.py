@@ -162,7 +162,7 @@ BOTTOMLESS = {
 def test_bottomless_values_are_input_errors_that_name_the_field(
     value: Any, renderer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokentrace.conversation.values.MAX_VALUES", 20_000)  # quicker to count up to
+    monkeypatch.setattr("tokentrace.values.plain.MAX_VALUES", 20_000)  # quicker to count up to
     for messages, field in (
         (calls(call(arguments={"a": value})), "tool_calls.0.function.arguments"),
         ([USER, {"role": "tool", "content": {"a": value}}], "content"),

@@ -143,7 +143,9 @@ def brief(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     shape = getattr(value, "shape", None)
     what = "a numpy" if type(value).__module__ == "numpy" else "an object of type"
-    return f"{what} {type(value).__name__}{f' of shape {shape}' if isinstance(shape, tuple) and shape else ''}"
+    return (
+        f"{what} {type(value).__name__}{f' of shape {shape}' if isinstance(shape, tuple) and shape else ''}"
+    )
 
 
 def _cut(text: str, most: int = 120) -> str:

@@ -25,7 +25,9 @@ def unwritable(path: Path) -> str:
     """Why a file cannot be written there; empty if it can."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
-    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "the system does not allow it"
+    return (
+        "" if os.access(path if path.exists() else path.parent, os.W_OK) else "the system does not allow it"
+    )
 
 
 @contextlib.contextmanager

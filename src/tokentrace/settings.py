@@ -125,7 +125,9 @@ def explain_invalid(error: Exception, schema: Any) -> tuple[list[str | int], str
     kinds = [one for kind in kinds for one in getattr(kind, "types", (kind,))]
     values = (kind.cls if isinstance(kind, EnumType) else getattr(kind, "values", ()) for kind in kinds)
     choices = ", ".join(str(one) for each in values for one in each)
-    return path, message.replace("Invalid enum value", f"must be one of {choices}, not") if choices else message
+    return path, message.replace(
+        "Invalid enum value", f"must be one of {choices}, not"
+    ) if choices else message
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:

@@ -8,9 +8,9 @@ import pytest
 from tests.conversations import HI
 from tests.lazy import lazy
 from tokentrace import InputError, create_renderer
-from tokentrace.conversation.functions import function_schema
 from tokentrace.conversation.messages import check_tools
 from tokentrace.pocket import POCKET
+from tokentrace.values.functions import function_schema
 
 transformers_utils = lazy("transformers.utils")
 

@@ -20,7 +20,7 @@ from tokentrace.parsing.compiled import Compiled
 from tokentrace.parsing.marked import MarkedBytes
 from tokentrace.parsing.parser import StreamingParser
 from tokentrace.parsing.response import CallStatus, ParsedResponse
-from tokentrace.parsing.values import Tools
+from tokentrace.values.schema import Tools
 
 EXAMPLES: Final = 30 if FULL else 12
 WITH_DIALECT: Final = [family for family in FAMILIES if family != "gemma-3"]

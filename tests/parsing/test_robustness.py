@@ -21,7 +21,7 @@ from tokentrace.parsing.marked import MarkedBytes
 from tokentrace.parsing.parser import StreamingParser
 from tokentrace.parsing.reader import Notation
 from tokentrace.parsing.response import Finish, ParsedResponse, PartKind
-from tokentrace.parsing.values import Tools
+from tokentrace.values.schema import Tools
 
 SEQUENCES = 10_000 if FULL else 500
 """Random completions for each family."""

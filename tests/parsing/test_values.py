@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokentrace.parsing.values import Schema, Tools, read_json, read_value
+from tokentrace.values.schema import Schema, Tools, read_json, read_value
 
 DEEP = 100_000
 TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")

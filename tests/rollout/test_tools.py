@@ -14,13 +14,13 @@ from pydantic import BaseModel
 
 from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, agent, call, results, run
 from tokentrace import EmbeddedEngine
-from tokentrace.conversation.functions import function_schema
 from tokentrace.rollout import Budget, ConfigError, End, Task, load_interactions, load_tools, read_run
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.record import TurnMetrics
 from tokentrace.rollout.store import RolloutStore
 from tokentrace.rollout.tools import FunctionTool, ToolResult, as_result
+from tokentrace.values.functions import function_schema
 
 
 def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:

@@ -22,13 +22,17 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 
 @command
 @click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...", type=click.Path())
-@click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name TOKENIZER.")
+@click.option(
+    "-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name TOKENIZER."
+)
 @options.audit_options
 @options.input_file("--on", "Instead, compare this conversation in production, rollout and training.")
 @options.index_option
 @options.tools_option
 @options.number("--step", least=0, text="With --on: show only step N.")
-@options.past_option("With --on: the past in training; inference: a rollout breaks where production rewrites.")
+@options.past_option(
+    "With --on: the past in training; inference: a rollout breaks where production rewrites."
+)
 @options.flag("--grammar", text="Show the grammar of the model's turn instead.")
 @options.value(
     "--tool-parser",
@@ -47,7 +51,9 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 @options.page_option("Write a page as well.")
 @options.flag("-q", "--quiet", text="Print only the uses that are not met.")
 @click.pass_context
-def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:
+def audit(
+    ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any
+) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
 
     The first lines say what to do. Each break comes with the smallest conversation that has it, and the template
@@ -87,7 +93,9 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
     if grammar and on:
         raise click.UsageError("--on and --grammar cannot be combined: give one of them")
     if (on or grammar) and (len(tokenizers) > 1 or options["require"] is not None):
-        raise click.UsageError(f"{'--grammar' if grammar else '--on'} takes one tokenizer and gives no verdict")
+        raise click.UsageError(
+            f"{'--grammar' if grammar else '--on'} takes one tokenizer and gives no verdict"
+        )
     if not tokenizers and (options["require"] is not None or options["quiet"]):
         raise click.UsageError("--require and --quiet need the name of a tokenizer")
 
@@ -131,7 +139,9 @@ def _show_grammar(options: dict[str, Any]) -> int:
 
     renderer, tools = make_renderer(options, **{name: options[name] for name in _PARSERS}), options["tools"]
     with working("reading the template"):
-        document, data = (show(renderer, read_tools(tools)) for show in (grammar_document, describe_grammar))
+        document, data = (
+            show(renderer, read_tools(tools)) for show in (grammar_document, describe_grammar)
+        )
     show_report(document, data, options)
     return 0
 
@@ -160,7 +170,9 @@ def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
     if path.suffix != ".jinja":
         return {"tokenizer": name, "chat_template": template}
     if template is not None:
-        raise InputError(f"{name} is a template, but --chat-template names another: give the model's folder")
+        raise InputError(
+            f"{name} is a template, but --chat-template names another: give the model's folder"
+        )
     if not path.is_file():
         raise InputError(f"there is no file {name}")
     if not path.with_name("tokenizer.json").is_file():

@@ -28,7 +28,9 @@ ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next promp
 @options.value("--branch", "N", "With --prompt: a trajectory's branch.  [default: the last]", type=int)
 @options.value("--engine", "URL", 'Compare logprobs with this engine\'s; "embedded": the pocket model.')
 @options.supervision_options
-@click.option("--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from.")
+@click.option(
+    "--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from."
+)
 @options.value("--ids-column", "NAME", "The column of ids.  [default: detected]")
 @options.value("--mask-column", "NAME", "The column of the mask, or labels.  [default: detected]")
 @options.messages_column_option
@@ -102,7 +104,9 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
             assumed=options["tokenizer"] is None and options["chat_template"] is None,
         )
     show_report(report, report.to_json(), options)
-    return not report.total or not (report.clean or ("unchecked" in options["allow"] and not report.differing))
+    return not report.total or not (
+        report.clean or ("unchecked" in options["allow"] and not report.differing)
+    )
 
 
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
@@ -117,7 +121,9 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
             model,
             limit=options["limit"],
             engine=None if address is None else connect,
-            progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
+            progress=lambda done, total: bars.show(
+                "checking", done, total, line=f"checked {done / total:.0%}"
+            ),
         )
     show_report(report, report.to_json(), options, tokenizer=model)
     failed = not report.total or bool(report.problems().difference(options["allow"]))

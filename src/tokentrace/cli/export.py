@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @click.argument("store", metavar="STORE", type=click.Path())
 @options.rows_option(required=True)
 @options.trainer_option
-@click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
+@click.option(
+    "--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated."
+)
 @options.one_of("--state", ["open", "sealed", "exported"], "Only sessions in this state.")
 @options.value("--search", "TEXT", "Only sessions with this text in id or metadata.")
 @options.overwrite_option
@@ -53,10 +55,14 @@ def export(*, store: str, **chosen: Any) -> None:
     trainer = find_trainer(job.trainer)
     target_path(job.output, trainer, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):
-        raise click.UsageError("--session names the sessions: it cannot be combined with --state or --search")
+        raise click.UsageError(
+            "--session names the sessions: it cannot be combined with --state or --search"
+        )
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "does not exist"
-        raise InputError(f"{store} {what}: name the file of `tokentrace serve --store`, or a run's rollouts.db")
+        raise InputError(
+            f"{store} {what}: name the file of `tokentrace serve --store`, or a run's rollouts.db"
+        )
     done = asyncio.run(_export(store, job, trainer))
     names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")
     data = {name: getattr(done, name) for name in names} | {"output": str(job.output)}
@@ -89,7 +95,12 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
             total = sum([await store.count(each) for each in states])
             sessions = store.sessions(state=state, search=job.search or "")
         export = Export(store, sessions)
-        about = {"store": store.where, "sessions": job.sessions or None, "state": state, "search": job.search}
+        about = {
+            "store": store.where,
+            "sessions": job.sessions or None,
+            "state": state,
+            "search": job.search,
+        }
         with ProgressBars(quiet=job.quiet, counts=True) as bars:
             with sample_writer(job.output, COLUMNS, about, private=True, trainer=trainer) as write:
                 async for table in export.tables():

@@ -56,7 +56,9 @@ def flag(*names: str, text: str) -> Option:
 
 
 def number(*names: str, text: str, least: int = 1, **more: Any) -> Option:
-    return click.option(*names, type=click.IntRange(least), metavar="N", help=text, show_default=True, **more)
+    return click.option(
+        *names, type=click.IntRange(least), metavar="N", help=text, show_default=True, **more
+    )
 
 
 def input_file(name: str, text: str) -> Option:
@@ -132,9 +134,14 @@ tokenizer_option: Final = click.option(
 )
 index_option: Final = value("--index", "N", "Take conversation N of JSON Lines (-1: the last).", type=int)
 messages_option: Final = one_of(
-    "--messages", ["adapt", "as_given"], "Convert messages to a form that the template reads, or not.", "adapt"
+    "--messages",
+    ["adapt", "as_given"],
+    "Convert messages to a form that the template reads, or not.",
+    "adapt",
 )
-past_option: Final = partial(one_of, "--past", ["template", "inference", "tool_calls", "preserve", "patched"])
+past_option: Final = partial(
+    one_of, "--past", ["template", "inference", "tool_calls", "preserve", "patched"]
+)
 control_tokens_option: Final = one_of(
     "--control-tokens",
     ["literal", "reject", "hf_compat"],
@@ -144,7 +151,9 @@ control_tokens_option: Final = one_of(
 messages_column_option: Final = value(
     "--messages-column", "NAME", "The column of messages.  [default: detected]"
 )
-parse_arguments_option: Final = flag("--parse-arguments", text="Parse arguments that are JSON, as servers do.")
+parse_arguments_option: Final = flag(
+    "--parse-arguments", text="Parse arguments that are JSON, as servers do."
+)
 split_option: Final = value("--split", "NAME", "The split of a dataset.  [default: train, or the only one]")
 quiet_option: Final = flag("-q", "--quiet", text="No progress, no summary.")
 tools_option: Final = input_file("--tools", "Tool schemas as JSON.")
@@ -170,7 +179,9 @@ supervision_options: Final = together(
         'Which turns carry loss; flagged: all but those with "train": false or "weight": 0.',
         "all",
     ),
-    value("--parts", "LIST", "Which parts of a turn carry loss.", default="reasoning,content,tool_calls,stop"),
+    value(
+        "--parts", "LIST", "Which parts of a turn carry loss.", default="reasoning,content,tool_calls,stop"
+    ),
     value("--roles", "LIST", "Whose messages carry loss.", default="assistant"),
     one_of(
         "--past",

@@ -80,7 +80,9 @@ def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest
     elif not job.quiet:
         click.echo(summary)
         for text in advice.values():
-            click.echo(click.style(f"  for {job.trainer}:", bold=True) + "\n" + textwrap.indent(text, "    "))
+            click.echo(
+                click.style(f"  for {job.trainer}:", bold=True) + "\n" + textwrap.indent(text, "    ")
+            )
 
 
 @contextlib.contextmanager
@@ -122,7 +124,9 @@ class ProgressBars:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def show(self, label: str, done: float, total: float, status: str = "", line: str | None = None) -> None:
+    def show(
+        self, label: str, done: float, total: float, status: str = "", line: str | None = None
+    ) -> None:
         """Update the bar of `label`, or print `line` from time to time."""
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total, status="")

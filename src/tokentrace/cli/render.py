@@ -134,7 +134,9 @@ def _read(file: str, path: Path, rows: int) -> Any:
     samples = samples or list(itertools.islice(_recorded(file), rows))
     if not samples:
         raise InputError(f"{path.name} has no rows")
-    return [(f"row {at}: {one.name}" if one.name else f"row {at}", one) for at, one in enumerate(samples, 1)]
+    return [
+        (f"row {at}: {one.name}" if one.name else f"row {at}", one) for at, one in enumerate(samples, 1)
+    ]
 
 
 def _recorded(file: str) -> Iterator[Sample]:

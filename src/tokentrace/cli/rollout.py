@@ -31,7 +31,9 @@ _FAILED = tuple(sorted(map(str, FAILED_ENDS)))
 
 
 @command
-@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="CONFIG.yaml")
+@click.argument(
+    "config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="CONFIG.yaml"
+)
 @options.folder_option("The folder to write to.")
 @options.number("--limit", text="Run the first N tasks only.")
 @options.number("--concurrency", text="How many rollouts run at once.")
@@ -86,7 +88,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         try:
             check_run(run.output, run.settings)
         except InputError as error:
-            raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
+            raise InputError(
+                f"{error}; --fresh discards that run, --output names another folder"
+            ) from error
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         unfinished = len(store.unfinished)
         before = {"unfinished_before": unfinished, "retried": len(again)}
@@ -95,7 +99,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
             more = f", {unfinished:,} unfinished {how}" if unfinished else ""
             note(f"continuing: {_finished(run, store)}{more}")
         try:
-            crew = partial(configured_crew, config.absolute(), options | {"output": run.output}, run.settings)
+            crew = partial(
+                configured_crew, config.absolute(), options | {"output": run.output}, run.settings
+            )
             summary, circuits, waited = asyncio.run(_run(run, store, job, crew))
         except (KeyboardInterrupt, EngineDown) as error:
             is_down = isinstance(error, EngineDown)
@@ -115,7 +121,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     if not job.quiet:
         _summarize(summary, metrics, circuits, job.as_json)
     if problem is not None:
-        raise InputError(f"{problem}; the trajectories are kept: fix this and the same command writes the rows")
+        raise InputError(
+            f"{problem}; the trajectories are kept: fix this and the same command writes the rows"
+        )
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
@@ -145,7 +153,11 @@ async def _run(
     try:
         with _Display(count, store, job.quiet, engine) as display:
             patience = Patience(run.file.patience, notice=display.outage)
-            options |= {"done": display.update, "patience": patience, "continue_aborted": job.continue_aborted}
+            options |= {
+                "done": display.update,
+                "patience": patience,
+                "continue_aborted": job.continue_aborted,
+            }
             summary = await run_rollouts(run.agent(engine), tasks, **options)
             return summary, getattr(engine, "circuits", []), patience.waited
     finally:
@@ -162,7 +174,9 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
 
     problem = metrics["rows"] = None
     try:
-        metrics["rows"] = str(store.write_rows(advantages=run.advantages, metadata={"settings": run.settings}))
+        metrics["rows"] = str(
+            store.write_rows(advantages=run.advantages, metadata={"settings": run.settings})
+        )
     except TokentraceError as error:
         problem = str(error)
     write_whole(run.output / METRICS, (json.dumps(metrics, indent=2) + "\n").encode(), private=True)
@@ -226,7 +240,8 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
         "rollouts": f"{summary.rollouts:,}{earlier}",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
         "turns": f"{summary.turns:,} ({summary.turns / count:.1f} per rollout)",
-        "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f}/s" if speed else ""),
+        "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}"
+        + (f", {speed:,.0f}/s" if speed else ""),
         "cached tokens": ""
         if cached is None
         else f"{cached:,} of {prompted:,} in prompts ({cached / max(1, prompted):.0%})",

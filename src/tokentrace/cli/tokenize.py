@@ -48,7 +48,9 @@ _OF_JOB = (
     "Longer rows: leave them out, or cut them after whole turns, on the right, or on the left.",
     "drop",
 )
-@click.option("--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for.")
+@click.option(
+    "--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for."
+)
 @options.messages_column_option
 @options.value("--prompt-column", "NAME", "The column of the prompt; the completion is in another.")
 @options.value("--completion-column", "NAME", "The column of the completion.")
@@ -122,7 +124,10 @@ def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
     with _Display(quiet=job.quiet) as display:
         finished = tokenize_files(job.inputs, job.output, settings, progress=display.update, **how)
     seconds, bad = time.monotonic() - began, finished.bad_rows
-    data: dict[str, Any] = {"output": str(finished.output), "bad_rows_file": None if bad is None else str(bad)}
+    data: dict[str, Any] = {
+        "output": str(finished.output),
+        "bad_rows_file": None if bad is None else str(bad),
+    }
     data |= {**finished.counts.described(), "longest": finished.longest, "seconds": seconds}
     if job.stats:
         numbers = finished.quantiles()

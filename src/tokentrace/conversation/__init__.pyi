@@ -1,8 +1,8 @@
 """The public names of conversations and where each is defined."""
 
+from ..values.functions import function_schema as function_schema
 from .forms import Change as Change
 from .forms import MessageForm as MessageForm
-from .functions import function_schema as function_schema
 from .messages import Message as Message
 from .messages import Tool as Tool
 from .messages import ToolCall as ToolCall

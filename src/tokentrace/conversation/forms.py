@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import InputError, kind_of
 from ..errors import place as place_text
+from ..values.place import Fields, Place, is_list
+from ..values.plain import check_depth, finite, no_constant, parse_json, plain_json, unique
 from .messages import RESULT_ROLES, Messages, is_usual, placed_functions
-from .place import Fields, Place, is_list
-from .values import check_depth, finite, no_constant, parse_json, plain_json, unique
 
 TEXT_PARTS: Mapping[str, str] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
@@ -135,7 +135,9 @@ def _note(changes: list[Change], place: Place, before: Any, conversion: Conversi
 
 
 def _text(value: Any) -> str:
-    return "" if value is _ABSENT else value if isinstance(value, str) and value else _json(value, default=str)
+    return (
+        "" if value is _ABSENT else value if isinstance(value, str) and value else _json(value, default=str)
+    )
 
 
 def _json(value: Any, **options: Any) -> str:
@@ -207,7 +209,9 @@ def _text_of(part: Any, place: Place) -> str:
     if not isinstance(kind, str):
         raise place.error("is a part without a type; text parts are {'type': 'text', 'text': …}")
     if kind in MEDIA_PARTS:
-        raise place.error(f"is a part of type {kind!r}: media and files are not supported yet; leave it out")
+        raise place.error(
+            f"is a part of type {kind!r}: media and files are not supported yet; leave it out"
+        )
     if kind not in TEXT_PARTS:
         advice = "openai_messages converts Anthropic's blocks, thinking to reasoning_content"
         raise place.error(f"is a part of the unknown type {kind[:80]!r}; {advice}")
@@ -216,7 +220,9 @@ def _text_of(part: Any, place: Place) -> str:
 
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
     """Parse a JSON object; empty text is an empty one. Raises InputError for repeated keys and infinities."""
-    advice = "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
+    advice = (
+        "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
+    )
     hooks = {"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite}
     try:
         value = parse_json(text, place, strict=False, **hooks) if text.strip() else {}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict
 
 from ..errors import InputError, kind_of, place
-from .functions import cached_schema
-from .place import Fields, Place, is_list
-from .values import check_depth, is_flat, no_constant, parse_json
+from ..values.functions import cached_schema
+from ..values.place import Fields, Place, is_list
+from ..values.plain import check_depth, is_flat, no_constant, parse_json
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it."""
@@ -181,9 +181,6 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     place.string(function, "name")
     place.get(function, "parameters", Mapping | None, "a JSON schema (a mapping)")
     return dict(tool)
-
-
-# -- mistakes that a template renders anyway; the result of a render reports them
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError, brief
+from ..values.place import Fields, Place, is_list
+from ..values.plain import check_depth
 from .forms import MEDIA_PARTS, TEXT_PARTS
 from .messages import Messages
-from .place import Fields, Place, is_list
-from .values import check_depth
 
 _ITEM = re.compile(r"(?:rs|msg|fc)_([A-Za-z0-9]+)_[0-9]+")
 _ROLES = ("user", "system", "developer", "assistant")

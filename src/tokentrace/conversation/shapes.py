@@ -10,10 +10,10 @@ from typing import Any
 
 from ..errors import InputError, brief
 from ..settings import choose
+from ..values.place import Fields, Place, is_list
+from ..values.plain import parse_json
 from .forms import texts_of
 from .messages import ARGUMENTS, THOUGHTS, Messages, check_content, check_message, check_tools, placed
-from .place import Fields, Place, is_list
-from .values import parse_json
 
 _CALLERS = ("function_call", "tool_call")  # speakers whose value is JSON of calls
 _SPEAKERS: Mapping[str, str] = {
@@ -59,7 +59,9 @@ def shape_of(messages: Any) -> Shape:
                 continue
             if kind in _TOOL_BLOCKS:
                 return Shape.ANTHROPIC
-            thinks |= role == "assistant" and kind in _THINKING_BLOCKS and not is_list(block.get("thinking"))
+            thinks |= (
+                role == "assistant" and kind in _THINKING_BLOCKS and not is_list(block.get("thinking"))
+            )
     return Shape.ANTHROPIC if thinks and not openai else Shape.OPENAI
 
 
@@ -69,9 +71,6 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
     if shape is Shape.OPENAI:
         return from_openai(messages)
     return from_anthropic(messages) if shape is Shape.ANTHROPIC else from_sharegpt(messages)
-
-
-# -- OpenAI
 
 
 def from_openai(messages: Any) -> list[Fields]:
@@ -103,11 +102,10 @@ def with_system(messages: Messages, system: Any) -> list[Fields]:
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     if "".join(words for _, words in texts_of(messages[0])) != text:
-        raise InputError("differs from the system message that the conversation begins with", field="system")
+        raise InputError(
+            "differs from the system message that the conversation begins with", field="system"
+        )
     return list(messages)
-
-
-# -- Anthropic
 
 
 def from_anthropic(
@@ -140,7 +138,9 @@ def from_anthropic(
     return with_system(converted, system)
 
 
-def _from_blocks(role: str, blocks: Iterable[PlacedBlock], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _from_blocks(
+    role: str, blocks: Iterable[PlacedBlock], names: dict[str, str]
+) -> Iterator[dict[str, Any]]:
     where, thinking = f"the {role}'s message", ""
     calls: list[dict[str, Any]] = []
     parts: list[PlacedBlock] = []
@@ -196,10 +196,9 @@ def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Fields]:
             place.string(block, "text")
         names = ("type", "text") if is_text else [key for key in block if key != "cache_control"]
         parts.append({key: block[key] for key in names if (key, block[key]) != ("text", None)})
-    return parts if any(part["type"] != "text" for part in parts) else "".join(part["text"] for part in parts)
-
-
-# -- ShareGPT
+    return (
+        parts if any(part["type"] != "text" for part in parts) else "".join(part["text"] for part in parts)
+    )
 
 
 def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
@@ -260,9 +259,6 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
     return calls
 
 
-# -- tools
-
-
 def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
     """Tool schemas, a list or JSON text, in OpenAI's shape: Anthropic's converted, others as they are.
 
@@ -284,7 +280,9 @@ def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
         description = {"description": tool["description"]} if tool.get("description") is not None else {}
         return {"type": "function", "function": {"name": tool["name"], **description, "parameters": schema}}
     if tool.get("type") not in (None, "function"):
-        problem = f"is missing; a server tool ({brief(tool['type'])}) has no schema that a template could show"
+        problem = (
+            f"is missing; a server tool ({brief(tool['type'])}) has no schema that a template could show"
+        )
         raise place.at("input_schema").error(problem)
     function = {key: value for key, value in tool.items() if key != "type"}
     return {"type": "function", "function": function} if wrap else tool

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..conversation.place import Place
 from ..conversation.shapes import Shape, openai_messages, openai_tools, shape_of, with_system
-from ..conversation.values import parse_json
 from ..errors import InputError, brief, kind_of
 from ..rendering.factory import OF_RENDER, create_renderer
+from ..values.place import Place
+from ..values.plain import parse_json
 
 MESSAGES = ("messages", "conversations", "conversation")
 COMPLETIONS = ("completion", "response")
@@ -57,7 +57,9 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
         raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     names = _message_columns(row, columns)
     is_pair = len(names) == 2  # of strings, which are plain text, never JSON, or messages
-    values = [row[name] if is_pair and isinstance(row[name], str) else _messages(row, name) for name in names]
+    values = [
+        row[name] if is_pair and isinstance(row[name], str) else _messages(row, name) for name in names
+    ]
     shape = shape_of([message for value in values if isinstance(value, list) for message in value])
     role, content = ("from", "value") if shape is Shape.SHAREGPT else ("role", "content")
     parts = [

@@ -78,9 +78,6 @@ def _reading(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Ite
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-# -- the files of inputs
-
-
 def find_sources(inputs: Sequence[str], *, split: str | None = None) -> list[Source]:
     """The files that inputs name: files, folders, hub names, ``-`` for stdin. Raises InputError."""
     names = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
@@ -148,7 +145,10 @@ def _source(name: str, path: Path) -> Source:
     with _reading(name, (OSError, EOFError, zlib.error)):
         if name == "-" or path.suffix == ".gz":
             copy = _Copy()
-            with sys.stdin.buffer if name == "-" else gzip.open(path) as packed, open(copy.name, "wb") as file:
+            with (
+                sys.stdin.buffer if name == "-" else gzip.open(path) as packed,
+                open(copy.name, "wb") as file,
+            ):
                 shutil.copyfileobj(packed, file, 1 << 20)
             name, path = "stdin" if name == "-" else name.removesuffix(".gz"), Path(copy.name)
         return Source(name, str(path), _text_format(path, name), path.stat().st_size, origin, copy)

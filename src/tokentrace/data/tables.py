@@ -25,8 +25,6 @@ METADATA_KEY = "tokentrace"
 GROUP_BYTES = 1 << 24
 """The size of a row group: about a million tokens."""
 
-# -- columns
-
 Columns = Mapping[str, Any]
 """Arrow types: a name, a list of one type, a struct."""
 _PER_TOKEN = {
@@ -93,11 +91,10 @@ def _arrow_type(kind: Any) -> Any:
     return pa.struct(list(arrow_schema(kind))) if isinstance(kind, dict) else getattr(pa, kind)()
 
 
-# -- tables
-
-
 def samples_table(
-    samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
+    samples: Sequence[Sample],
+    columns: Columns | None = None,
+    places: Iterable[Mapping[str, Any]] | None = None,
 ) -> Any:
     """An Arrow table. `places` adds values, such as their row."""
     columns = columns or _columns_of(samples)
@@ -148,7 +145,9 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
             del values[name]
     if values:
         try:
-            columns["channels"] = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            columns["channels"] = json.dumps(
+                values, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+            )
         except ValueError as error:
             raise SampleError(f"channels {sorted(values)} cannot be written as JSON: {error}") from error
     return columns
@@ -156,12 +155,16 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
 
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
     channels = json.loads(row["channels"]) if row.get("channels") else {}
-    if not isinstance(channels, dict) or not all(isinstance(entries, list) for entries in channels.values()):
+    if not isinstance(channels, dict) or not all(
+        isinstance(entries, list) for entries in channels.values()
+    ):
         raise InputError(f"channels must be lists of entries by name, not {brief(channels)}")
     if row.get("routed_experts") is not None:
         channels["routed_experts"] = row["routed_experts"]
     if (top := row.get("top_logprobs")) is not None:
-        channels["top_logprobs"] = [entry and [[one["id"], one["logprob"]] for one in entry] for entry in top]
+        channels["top_logprobs"] = [
+            entry and [[one["id"], one["logprob"]] for one in entry] for entry in top
+        ]
     return {name: Channel.of(entries) for name, entries in channels.items()}
 
 
@@ -192,15 +195,14 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         **arrays,
         reward=row.get("reward"),
         versions=tuple(VersionSpan(**one) for one in versions),
-        completions=tuple(one._replace(logprobs_kind=LogprobKind(one.logprobs_kind)) for one in completions),
+        completions=tuple(
+            one._replace(logprobs_kind=LogprobKind(one.logprobs_kind)) for one in completions
+        ),
         channels=_row_channels(row),
         name=row["source"],
         branch=row.get("branch", -1),
         notes=tuple(row["notes"]),
     )
-
-
-# -- files
 
 
 class TableWriter:
@@ -315,7 +317,9 @@ def write_samples(
     trainer: str | None = None,
 ) -> None:
     """Write samples to a Parquet or JSON Lines file, with only the columns that `trainer` reads."""
-    rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
+    rows = [
+        instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)
+    ]
     reader = find_trainer(trainer)
     file = target_path(path, reader, overwrite=True)
     with sample_writer(file, _columns_of(rows), metadata or {}, trainer=reader) as write:

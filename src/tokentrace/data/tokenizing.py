@@ -166,7 +166,12 @@ class RowTokenizer:
             why: tuple[Any, ...] = ("unreadable", row.problem)
         except TokentraceError as error:
             reason = " ".join(str(error).split())[:2000]
-            why = (type(error).__name__, reason, getattr(error, "message", None), getattr(error, "field", None))
+            why = (
+                type(error).__name__,
+                reason,
+                getattr(error, "message", None),
+                getattr(error, "field", None),
+            )
         except RecursionError:
             why = ("RecursionError", "the row is nested too deeply")
         return RowResult(row, problems=(BadRow(row.source, row.number, row.line, *why),))

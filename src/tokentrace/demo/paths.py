@@ -75,7 +75,9 @@ class PathAgent(Agent):
         self._path = path
         self.breaks: list[NamedBreak] = []
 
-    def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
+    def go_on(
+        self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]
+    ) -> End | None:
         if self._path is ClientPath.TOKENTRACE:
             return super().go_on(rollout, prompt, completion, new)
         trajectory = rollout.trajectory
@@ -105,9 +107,6 @@ class CachedEngine(EmbeddedEngine):
             return replace(self._cache[key], cached_tokens=None)
         self._cache[key] = completion = await super()._generate(request)
         return completion
-
-
-# -- what a trainer gets
 
 
 class Scored(NamedTuple):
@@ -175,9 +174,6 @@ class PathReport:
         return {"rollouts": len(self.rollouts), "causes": causes, **self.numbers()}
 
 
-# -- the runs
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
     """All paths on the same questions, with one template and one temperature."""
@@ -199,14 +195,18 @@ def trial_renderer(trial: Trial) -> Renderer:
     return create_renderer(POCKET, chat_template=forgetful if trial.drops_reasoning else None)
 
 
-async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> list[Trial]:
+async def run_demo(
+    *, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None
+) -> list[Trial]:
     """Run all trials, and score the rows of the first."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model, engine, trials = load_pocket(), CachedEngine(), list[Trial]()
     try:
         for trial in TRIALS:
             score = None if trials else model.score
-            reports = [await run_path(path, tasks, trial, engine, seed, score, progress) for path in ClientPath]
+            reports = [
+                await run_path(path, tasks, trial, engine, seed, score, progress) for path in ClientPath
+            ]
             trials.append(replace(trial, reports=reports))
     finally:
         await engine.close()
@@ -237,9 +237,6 @@ async def run_path(
     rollouts = [ended[task.name] for task in tasks]
     scored = [score_row(one, path_row(path, renderer, one), score) for one in rollouts] if score else []
     return PathReport(path, rollouts, agent.breaks, scored)
-
-
-# -- the report
 
 
 class Measure(NamedTuple):
@@ -337,5 +334,9 @@ def _bars(report: PathReport) -> StreamBars:
     numbers = report.numbers()
     breaks, samples = int(numbers["breaks"]), int(numbers["samples"])
     records = [rollout.trajectory for rollout in report.rollouts]
-    streams = [(len(one), runs(one.table().mask), [part.start for part in one.branches[1:]]) for one in records]
-    return StreamBars(str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams)
+    streams = [
+        (len(one), runs(one.table().mask), [part.start for part in one.branches[1:]]) for one in records
+    ]
+    return StreamBars(
+        str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams
+    )

@@ -78,9 +78,6 @@ def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = ()) -> list
     return picked
 
 
-# -- the tools
-
-
 def run_tool(question: Question, name: str, arguments: Any) -> str:
     """A tool's answer. Never raises: errors are answers too."""
     functions = {function.name: function for function in question.functions}
@@ -120,9 +117,6 @@ class QuestionTool(BaseTool):
         return run_tool(self._question, self.name, parameters)
 
 
-# -- the user and the reward
-
-
 def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str | None:
     """The user's next message; None after the last."""
     count = sum(message["role"] == "user" for message in messages)
@@ -154,9 +148,6 @@ def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
 def _last_number(text: str) -> int | None:
     numbers = re.findall(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)", text)
     return int(numbers[-1].replace(",", "")) if numbers and len(numbers[-1]) < 40 else None
-
-
-# -- as tasks of rollouts
 
 
 def question_task(question: Question) -> Task:

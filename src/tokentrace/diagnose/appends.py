@@ -217,7 +217,9 @@ def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
 class AppendMatrix:
     def __init__(self, renderer: Renderer) -> None:
         policy, form = ControlPolicy.HF_COMPAT, MessageForm.ADAPT
-        self._renderer = replace(renderer.silent(), past=Past.TEMPLATE, control_tokens=policy, messages=form)
+        self._renderer = replace(
+            renderer.silent(), past=Past.TEMPLATE, control_tokens=policy, messages=form
+        )
         self._cache: dict[str, RenderedTokens] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
@@ -227,11 +229,15 @@ class AppendMatrix:
         cells = accepted or every[:1]
         worst = min(cells, key=lambda cell: (list(AppendOutcome).index(cell.outcome), -len(cell.flaws)))
         flaws = tuple(sorted({flaw for cell in cells for flaw in cell.flaws}))
-        return replace(worst, flaws=flaws, holding=sum(cell.outcome is AppendOutcome.HOLDS for cell in cells))
+        return replace(
+            worst, flaws=flaws, holding=sum(cell.outcome is AppendOutcome.HOLDS for cell in cells)
+        )
 
     def blamed(self, cell: AppendCell) -> AppendCell:
         """Add the template's lines behind the breaks. This is slow."""
-        return replace(cell, breaks=tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks))
+        return replace(
+            cell, breaks=tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks)
+        )
 
     def _blame(self, cell: AppendCell, one: AppendBreak) -> Blame | None:
         """The line of a break, best without the next prompt."""
@@ -295,9 +301,13 @@ class AppendMatrix:
             same = common_prefix(text, other.rendering.text)
             if at == 0 and same >= one.rendering.tail:
                 where = Where.SEAM if same == len(text) else Where.PROMPT
-            before, after = (side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other))
+            before, after = (
+                side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other)
+            )
             old, new = ([*one.lost, *one.dropped] for one in rendered[at : at + 2])
-            gone = {_field(one, cell) for one in new if one not in old and (one.message or 0) < cell.index + at}
+            gone = {
+                _field(one, cell) for one in new if one not in old and (one.message or 0) < cell.index + at
+            }
             yield AppendBreak(where, before, after, tuple(sorted(gone)), at_turn=at == 0)
 
 
@@ -340,7 +350,9 @@ def text_from(rendering: Rendering, message: int, field: str) -> str:
     """A field's text, and all text of unknown origin."""
     names = {*REASONING_FIELDS} if field in REASONING_FIELDS else {field.replace("arguments", "tool_calls")}
     fields = {("messages", message, name) for name in names} | {UNKNOWN[:3]}
-    return "".join(text for text, _, origin in rendering.spans() if origin is not None and origin[:3] in fields)
+    return "".join(
+        text for text, _, origin in rendering.spans() if origin is not None and origin[:3] in fields
+    )
 
 
 def contains_text(text: str, output: str) -> bool:

@@ -79,7 +79,9 @@ def find_blame(
     flips = flip_tests(study, second, other)
     lengths = [(common_prefix(one.text, flipped.text), test) for test, flipped in flips]
     length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
-    return Blame(test.part.line, test.part.source, not test.value) if length > at else _blame_writer(one, at)
+    return (
+        Blame(test.part.line, test.part.source, not test.value) if length > at else _blame_writer(one, at)
+    )
 
 
 def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:
@@ -97,7 +99,9 @@ def _changed_test(one: TracedRun, other: TracedRun, at: int) -> tuple[int, Event
     start = max((offset for offset in offsets if offset <= at), default=0)
 
     def after(run: TracedRun) -> Iterator[tuple[int, Event]]:
-        return (pair for pair in enumerate(run.events) if pair[1].offset >= start and pair[1].part.kind != SET)
+        return (
+            pair for pair in enumerate(run.events) if pair[1].offset >= start and pair[1].part.kind != SET
+        )
 
     for (_, event), (number, changed) in zip(after(one), after(other), strict=False):
         if event[:2] != changed[:2]:
@@ -114,9 +118,6 @@ def _blame_writer(run: TracedRun, at: int) -> Blame | None:
     writes = [event for event in events if event.part.kind == WRITE]
     event = next((event for event in writes if text in event.value), writes[-1] if writes else None)
     return None if event is None else Blame(event.part.line, event.part.source)
-
-
-# -- the copy that reports what it does
 
 
 class TemplatePart(NamedTuple):
@@ -233,7 +234,9 @@ class _Instrument(NodeTransformer):
         source = self._lines[line].strip() if line < len(self._lines) else ""
         source = source if len(source) <= _QUOTED else f"… {_words(value)} …"
         self.parts.append(TemplatePart(number, kind, line, source))
-        return nodes.Call(nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line)
+        return nodes.Call(
+            nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line
+        )
 
 
 def _words(expression: nodes.Expr) -> str:

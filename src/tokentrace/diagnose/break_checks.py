@@ -50,7 +50,9 @@ REASONING_TAGS: tuple[tuple[str, str], ...] = (
 )
 """Texts that open and close reasoning, besides those of a renderer's grammar."""
 _OPENING = 16
-_LITERAL = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
+_LITERAL = re.compile(
+    r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)"
+)
 """A JSON or Python literal in the place of a value."""
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
 _DECODER = json.JSONDecoder()
@@ -144,8 +146,6 @@ class Case:
             at += 1
         return at
 
-    # -- ids
-
     def no_token(self) -> Match | None:
         outside = (side[side >= self.vocabulary.size] for side in self.sides)
         first, second = (f"id {ids[0]}" if len(ids) else "" for ids in outside)
@@ -177,8 +177,6 @@ class Case:
                 return Match(Cause.BPE_REMERGE, hunk=Hunk(start, at, other_start, other))
         return None
 
-    # -- reasoning and endings
-
     def stripped_reasoning(self) -> Match | None:
         """A block of reasoning on one side, after which both sides continue alike."""
         for opening, closing in self.reasoning:
@@ -208,7 +206,9 @@ class Case:
         if last is None or last[0] < at:
             return None
         opened = self.tokenizer.decode(self.stream[at : min(last[0], at + 64)]).strip()
-        if opened and opened not in {opening for opening, _ in self.reasoning}:  # the prompt may open reasoning
+        if opened and opened not in {
+            opening for opening, _ in self.reasoning
+        }:  # the prompt may open reasoning
             return None
         completion = self.stream[slice(*last)].tolist()
         solid = (index for index in following.tolist() if self.vocabulary.token_bytes(index).strip())
@@ -227,8 +227,6 @@ class Case:
         hunk = Hunk(at, at + 1, other, other + 1) if at + 1 == len(self.stream) else None
         ours, theirs = (self.tokenizer.decode(token) for token in tokens)
         return Match(Cause.STOP_TOKEN, (ours, theirs), hunk)
-
-    # -- the context: messages, tools, system text
 
     def compaction(self) -> Match | None:
         heads = np.flatnonzero(np.isin(self.stream, self.heads.heads))
@@ -269,12 +267,12 @@ class Case:
         context = self.completion is None and not INSTRUCTIONS.isdisjoint(self.roles)
         return Match(Cause.CHANGED_SYSTEM) if context else None
 
-    # -- values
-
     def boolean(self) -> Match | None:
         """A JSON literal on one side and its Python form on the other, as a value."""
         near = (_LITERAL.finditer(text, max(0, self.at - 80)) for text in (self.ours, self.theirs))
-        one, other = (next((match for match in matches if match.end(1) >= self.at), None) for matches in near)
+        one, other = (
+            next((match for match in matches if match.end(1) >= self.at), None) for matches in near
+        )
         if one is None or other is None or not one.start(1) == other.start(1) <= self.at:
             return None
         ours, theirs = one[1], other[1]
@@ -345,7 +343,9 @@ def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[s
 def _before_tools(renderer: Renderer) -> str:
     """What the template writes before the first tool. Raises TokentraceError."""
     spans = [*renderer.silent().render([USER], tools=TOOLS).rendering.spans()]
-    start = next((at for at, span in enumerate(spans) if span[2] is not None and span[2].source == "tools"), 0)
+    start = next(
+        (at for at, span in enumerate(spans) if span[2] is not None and span[2].source == "tools"), 0
+    )
     return "".join(text for text, *_ in spans[:start]).strip()[-_OPENING:]
 
 
@@ -392,9 +392,6 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     same = "".join(one.raw.split()) == "".join(other.raw.split())
     same = same and (one.arguments is None) == (other.arguments is None)
     return None if same else Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
-
-
-# -- tokens as text, and the turns around them
 
 
 def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:

@@ -126,7 +126,9 @@ def explain_break(
     anchored = ours if anchor is None else check_ids(anchor, "anchor", error=TrajectoryError)
     same = common_prefix(anchored, ours)
     if same <= position and same < len(ours) and not anchored[same:].any():
-        words = f"the client's anchor has {same:,} of {len(ours):,} ids; it rendered the history again: {cause}"
+        words = (
+            f"the client's anchor has {same:,} of {len(ours):,} ids; it rendered the history again: {cause}"
+        )
         cause = Cause.ZEROED_ANCHOR
     hunk = match.hunk or case.hunk
     later = [
@@ -138,10 +140,14 @@ def explain_break(
     return Break(cause, words, position, *ranges, case.region, tuple(later), ours, theirs, case.tokenizer)
 
 
-def _prove(cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Cause, str]:
+def _prove(
+    cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[Cause, str]:
     change = conversation_change(before, after)
     if change is not None:
-        vague = change.cause is Cause.RETRY or (change.cause is Cause.SUB_AGENT and cause is not Cause.UNKNOWN)
+        vague = change.cause is Cause.RETRY or (
+            change.cause is Cause.SUB_AGENT and cause is not Cause.UNKNOWN
+        )
         return (cause, words) if vague else (change.cause, change.words)
     no_tools = before.get("tools") is None and after.get("tools") is None
     if cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (cause is Cause.CHANGED_TOOLS and no_tools):

@@ -92,7 +92,9 @@ class AuditReport(ShowsItself):
             "dialect of calls": f"{self.dialect or 'none known'}{calls}",
             "notes on the grammar": self.grammar.notes,
             "appends that break": self.bridging,
-            **{f"with {name}": {one.use: one.grade for one in each} for name, each in self.switches.items()},
+            **{
+                f"with {name}": {one.use: one.grade for one in each} for name, each in self.switches.items()
+            },
         }
         settings = [f"{name}={value!r}" for name, value in self.settings.items()]
         return Document(
@@ -115,7 +117,9 @@ class AuditReport(ShowsItself):
         )
 
     def __repr__(self) -> str:
-        return f"AuditReport({self.name!r}, {', '.join(f'{one.use}: {one.grade}' for one in self.verdicts)})"
+        return (
+            f"AuditReport({self.name!r}, {', '.join(f'{one.use}: {one.grade}' for one in self.verdicts)})"
+        )
 
 
 def audits_document(reports: Sequence[AuditReport]) -> Document:
@@ -147,7 +151,9 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
         yield from (("had", repr(one.before)), ("has", repr(one.after)))
     yield ["", Cell("the smallest conversation that shows it:", "dim")]
     for at, message in enumerate(cell.messages):
-        words = ", ".join(f"{name} {value!r}" for name, value in message.items() if value and name != "role")
+        words = ", ".join(
+            f"{name} {value!r}" for name, value in message.items() if value and name != "role"
+        )
         appended = at > cell.index
         yield [f"{' +'[appended]} {message['role']}", Cell(words, "good" * appended)]
 
@@ -176,7 +182,9 @@ def _conclude(
     broken = sum(bridging.values())
     options = ["--past expand"] * bool(broken) + ["--final-stop"] * facts.last_turn_without_stop
     with_them = f" with {listed(options)}" if options else ""
-    ends = facts.last_turn_without_stop and all(NO_END in words and "; " not in words for words in turn.against)
+    ends = facts.last_turn_without_stop and all(
+        NO_END in words and "; " not in words for words in turn.against
+    )
     lines = sorted({one.line for one in facts.altered if one.line is not None and not one.dropped})
     if row.grade is Grade.HOLDS:
         sft, options = f"safe{scope or ' as it is'}", []
@@ -202,9 +210,6 @@ def _conclude(
     return [f"SFT: {sft}. RL: {rl}.{date}", *(f"$ tokentrace {command}" for command in commands)]
 
 
-# -- the audit
-
-
 def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) -> AuditReport:
     """Certify a `Renderer`, or anything that `create_renderer` takes, with its settings.
 
@@ -220,7 +225,9 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     question = study.probe((USER,), prompt=True)
     if question is not None and len(question.text) > _MAX_TEXT:
         problem = f"the template writes {len(question.text):,} characters around one question"
-        raise TemplateLimitError(f"{problem}; an audit renders hundreds of questions and allows {_MAX_TEXT:,}")
+        raise TemplateLimitError(
+            f"{problem}; an audit renders hundreds of questions and allows {_MAX_TEXT:,}"
+        )
     cells = [matrix.blamed(matrix.cell(form)) for form in turns()]
     facts = find_facts(renderer)
     groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
@@ -231,7 +238,9 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     for at, one in enumerate(verdicts):
         holding = (setting for setting, each in switches.items() if each[at].grade is Grade.HOLDS)
         verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
-    skipped = f"variables not tried, since the template fails on a plain question with them: {listed(refused)}"
+    skipped = (
+        f"variables not tried, since the template fails on a plain question with them: {listed(refused)}"
+    )
     grammar, kwargs = renderer.grammar(TOOLS), dict(renderer.template_kwargs)
     name = name or PurePath(renderer.tokenizer.name).name or renderer.family
     typed = [f"--kwargs {shlex.quote(f'{key}={value}')}" for key, value in kwargs.items()]
@@ -270,14 +279,18 @@ def _bridge(renderer: Renderer, cell: AppendCell) -> str:
         return str(error)
 
 
-def _run_switches(renderer: Renderer, study: TemplateStudy) -> tuple[dict[str, tuple[Verdict, ...]], list[str]]:
+def _run_switches(
+    renderer: Renderer, study: TemplateStudy
+) -> tuple[dict[str, tuple[Verdict, ...]], list[str]]:
     """The verdicts with settings that change a probe; and variables that fail."""
     audits: dict[str, tuple[Verdict, ...]] = {}
     refused, plain = [], _texts(study)
     forms = [form for form in turns() if form.arguments == "object"]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
     for name, values in _variables(renderer, study).items():
-        switched = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
+        switched = {
+            f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values
+        }
         studies = [other.study(TOOLS) for other in switched.values()]
         if any(one.readable((SYSTEM, USER), tools, True) is None for one in studies for tools in writes):
             refused.append(name)

@@ -111,7 +111,10 @@ def find_facts(renderer: Renderer) -> TemplateFacts:
 def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
     """The stop tokens, and whether last and past turns may lack one."""
     last, past = set[int | None](), set[int | None]()
-    for messages, tools in (([USER, REPLY, USER, REPLY], None), ([USER, calling(), result(), REPLY], TOOLS)):
+    for messages, tools in (
+        ([USER, REPLY, USER, REPLY], None),
+        ([USER, calling(), result(), REPLY], TOOLS),
+    ):
         try:
             stops = [turn.stop_token for turn in renderer.render(messages, tools=tools).turns]
         except TokentraceError:
@@ -121,13 +124,17 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
     trained, ends = last | past, renderer.turn_stop_ids()
     heads = renderer.study().endings(False).heads | renderer.study(TOOLS).endings(True).heads
     ids = renderer.get_stop_token_ids()
-    tokens = (StopToken(one, renderer.decode([one]), one in trained, one in ends, one in heads) for one in ids)
+    tokens = (
+        StopToken(one, renderer.decode([one]), one in trained, one in ends, one in heads) for one in ids
+    )
     return tuple(tokens), None in last, None in past
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
     for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
-        yield from (study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True))
+        yield from (
+            study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True)
+        )
 
 
 def _forgeable(study: TemplateStudy) -> Iterator[str]:
@@ -179,8 +186,7 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
     return date, random
 
 
-# -- do texts arrive unchanged? each field is tried with texts that templates tend to alter
-
+# texts that templates tend to alter: every field is tried with them
 _TEXTS = (
     ANSWER,
     "First line\nsecond line\n\nthird line\n\n\nlast line",
@@ -293,7 +299,9 @@ def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None
 def _unread(renderer: Renderer) -> str:
     """The first argument that cannot be read back."""
     for arguments in _ARGUMENTS:
-        types = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
+        types = {
+            key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()
+        }
         schema = {"type": "object", "properties": types}
         function = {"name": "probe1", "description": "a tool", "parameters": schema}
         [message] = with_ids([calling(call(1, arguments))], renderer.study(TOOLS))

@@ -38,8 +38,18 @@ class Cause(WordedEnum):
     # A prompt does not begin with the stream so far: what the tokens show.
     BOOLEAN_CASE = "boolean_case", "boolean or None case", "One side is JSON, the other Python.", _BRIDGE
     BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _BRIDGE
-    JSON_FORMAT = "json_format", "JSON spacing or key order", "Equal JSON values, written another way.", _BRIDGE
-    EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks an argument.", _BRIDGE
+    JSON_FORMAT = (
+        "json_format",
+        "JSON spacing or key order",
+        "Equal JSON values, written another way.",
+        _BRIDGE,
+    )
+    EMPTY_PARAMETER = (
+        "empty_parameter",
+        "empty or missing parameter",
+        "One side lacks an argument.",
+        _BRIDGE,
+    )
     WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
     STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
     STRIPPED_REASONING = "stripped_reasoning", "", "The reasoning of a past turn is gone.", _PRESERVE
@@ -48,16 +58,35 @@ class Cause(WordedEnum):
 
     # What an agent did to the conversation.
     REWRITTEN_CALL = "rewritten_call", "rewritten tool call", "The model did not write this call.", _REPAIR
-    CHANGED_TOOLS = "changed_tools", "", "The same messages with other tools or template variables.", _BRANCH
+    CHANGED_TOOLS = (
+        "changed_tools",
+        "",
+        "The same messages with other tools or template variables.",
+        _BRANCH,
+    )
     CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _BRANCH
-    COMPACTION = "compaction", "", "Messages were left out or replaced by fewer, perhaps a summary.", _BRANCH
+    COMPACTION = (
+        "compaction",
+        "",
+        "Messages were left out or replaced by fewer, perhaps a summary.",
+        _BRANCH,
+    )
     SUB_AGENT = "sub_agent", "sub-agent", "Another conversation: no recorded one begins like it."
     NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _BRANCH
     RETRY = "retry", "", "The same request again, or one that goes back to an earlier point."
-    TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An earlier tool result was cut or blanked.", _BRANCH
+    TRIMMED_RESULTS = (
+        "trimmed_results",
+        "trimmed result",
+        "An earlier tool result was cut or blanked.",
+        _BRANCH,
+    )
     CALLS_AS_TEXT = "calls_as_text", "", "The model's tool calls became plain text.", _BRANCH
     EDIT = "edit", "", "An earlier message says something else.", _BRANCH
-    TEMPLATE = "template", "", "The conversation continues, but the template would rewrite what was sampled."
+    TEMPLATE = (
+        "template",
+        "",
+        "The conversation continues, but the template would rewrite what was sampled.",
+    )
     AMBIGUOUS = "ambiguous", "", "Several recorded turns match the request and differ in their tokens."
 
     # A row of ids is not the one that the template gives for its conversation.

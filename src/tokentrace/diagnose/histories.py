@@ -119,7 +119,9 @@ class Step:
         """Where the ids of two views differ; None if one lacks the turn."""
         pair = View(left), View(right)
         swapped = self.differences.get(pair[::-1])
-        return self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]
+        return (
+            self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +202,13 @@ class HistoryReport(ShowsItself):
                 tokens[message] = max(tokens[message], change.rollout or change.view)
             pairs = {pair for *_, change in group for pair in change.texts}
             is_short = len(pairs) == 1 and verb == "changes" and max(map(len, *pairs)) <= _SHORT
-            messages, steps = (tuple(sorted(set(column))) for column in (tokens, [step for step, *_ in group]))
+            messages, steps = (
+                tuple(sorted(set(column))) for column in (tokens, [step for step, *_ in group])
+            )
             texts = pairs.pop() if is_short else None
-            findings.append(HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts))
+            findings.append(
+                HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts)
+            )
         findings.sort(key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
         return tuple(findings)
 
@@ -222,7 +228,9 @@ class HistoryReport(ShowsItself):
                 theirs[place] += there[key]
             one, other = (self.row.tokenizer.decode(side["ids"]) for side in sides)
             texts[*main, in_turn].add((one, other))
-        yield from ((*place, _Change(ours[place], theirs[place], frozenset(texts[place]))) for place in ours)
+        yield from (
+            (*place, _Change(ours[place], theirs[place], frozenset(texts[place]))) for place in ours
+        )
 
     @property
     def summary(self) -> str:
@@ -268,7 +276,9 @@ class HistoryReport(ShowsItself):
 
     def document(self, _: Any = None) -> Document:
         last = {step.branch: step.rollout.rows for step in self.steps}
-        streams = {at: self._track("rollout" + f", stream {at}" * bool(at), rows) for at, rows in last.items()}
+        streams = {
+            at: self._track("rollout" + f", stream {at}" * bool(at), rows) for at, rows in last.items()
+        }
         row = replace(rendering_track(self.row), name="training row")
         contrasts: list[Contrast] = []
         table: list[list[str | Cell]] = []
@@ -303,7 +313,9 @@ class HistoryReport(ShowsItself):
 
     def _track(self, name: str, rows: Rows) -> Track:
         ids, messages, fields = (rows[key] for key, _ in _COLUMNS)
-        hues = [hue_of(self.row.role(message), path) for message, path in zip(messages, fields, strict=True)]
+        hues = [
+            hue_of(self.row.role(message), path) for message, path in zip(messages, fields, strict=True)
+        ]
         columns = token_columns(self.row.tokenizer, ids)
         roles = [str(message["role"]) for message in self.row.conversation]
         return Track(name, ids, np.array(hues, np.uint8), messages, **columns, fields=fields, roles=roles)
@@ -327,9 +339,6 @@ def _table_row(step: Step, links: dict[View, str]) -> list[str | Cell]:
 def _sizes(rows: Rows) -> Counter[tuple[int, str]]:
     names = (path.split(".", maxsplit=1)[0] for path in rows["fields"])
     return Counter(zip(rows["messages"].tolist(), (_NAMES.get(name, name) for name in names), strict=True))
-
-
-# -- the walk
 
 
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
@@ -383,7 +392,9 @@ class _Walk:
             if message is None:
                 views[View.TRAINING] = ViewTokens(row, len(row))
             elif message in self.turns:
-                views[View.TRAINING] = ViewTokens(row[: self.turns[message].stop], self.turns[message].start)
+                views[View.TRAINING] = ViewTokens(
+                    row[: self.turns[message].stop], self.turns[message].start
+                )
             pairs = itertools.combinations(views.items(), 2)
             differences = {(one, other): [*left.differing(right)] for (one, left), (other, right) in pairs}
             yield Step(index, message, views, refusal, branch, differences)
@@ -400,7 +411,9 @@ class _Walk:
     def _continued(self, stream: ViewTokens, last: int, at: int, production: Rows) -> Rows | BridgeRefusal:
         prompt, completion = stream.ids[: stream.prompt], stream.ids[stream.prompt :]
         if not len(completion):
-            return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template writes no turn for message {last}")
+            return BridgeRefusal(
+                RefusalReason.NO_TURN_END, f"the template writes no turn for message {last}"
+            )
         new, before = self.messages[last + 1 : at], self.messages[:last]
         bridged = self.renderer.bridge(prompt, completion, new, tools=self.tools, messages=before)
         if isinstance(bridged, BridgeRefusal):

@@ -129,10 +129,14 @@ class _Pieces:
 
     def __iter__(self) -> Iterator[_Piece]:
         roles = [message["role"] for message in self.messages]
-        replies = (at for at, role in enumerate(roles) if role == "assistant" and {*roles[:at]} - {"assistant"})
+        replies = (
+            at for at, role in enumerate(roles) if role == "assistant" and {*roles[:at]} - {"assistant"}
+        )
         start = next(replies, len(roles))
         prompted = start < len(roles)
-        first = self.renderer.render(self.messages[:start], tools=self.tools, add_generation_prompt=prompted)
+        first = self.renderer.render(
+            self.messages[:start], tools=self.tools, add_generation_prompt=prompted
+        )
         yield _Piece(first.ids)
         while start < len(roles):
             stop = start + 1

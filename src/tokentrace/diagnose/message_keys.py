@@ -13,8 +13,8 @@ from typing import Any
 
 from ..conversation.forms import TEXT_PARTS
 from ..conversation.messages import RESULT_ROLES, THOUGHTS
-from ..conversation.values import json_like
 from ..errors import InputError
+from ..values.plain import json_like
 
 Message = Mapping[str, Any]
 Key = bytes
@@ -62,7 +62,9 @@ def meaning(message: Message) -> Any:
 
 def strict_meaning(message: Message) -> Any:
     """Every field as it is, but empty is absent, and JSON text is its value."""
-    fields = {name: value for name, value in message.items() if name != "tool_calls" and value not in _EMPTY}
+    fields = {
+        name: value for name, value in message.items() if name != "tool_calls" and value not in _EMPTY
+    }
     calls = [_strict_call(call) for call in message.get("tool_calls") or ()]
     return [_raw(sorted(fields.items())), calls]
 
@@ -184,7 +186,10 @@ def _part(part: Any, default_type: str | None = None, strict: bool = False) -> A
     text = part.get(field)
     if isinstance(text, str) and not (strict and fields.keys() - NOISE - {"type", field}):
         return text
-    return ["part", _raw(sorted((name, value) for name, value in fields.items() if name not in _PART_NOISE))]
+    return [
+        "part",
+        _raw(sorted((name, value) for name, value in fields.items() if name not in _PART_NOISE)),
+    ]
 
 
 def _is_reasoning(part: Any) -> bool:

@@ -66,7 +66,9 @@ def holds_rollouts(name: str) -> bool:
         return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:
         if not any(column in line for column in IDS) and has_conversation(line):
-            problem = "holds conversations, not ids: use tokentrace render, tokentrace tokenize or audit --on"
+            problem = (
+                "holds conversations, not ids: use tokentrace render, tokentrace tokenize or audit --on"
+            )
             raise InputError(f"{name} {problem}") from None
         return False
 
@@ -174,7 +176,9 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
 def _read_source(source: Source, progress: Progress, note: Note) -> Iterator[Rollout]:
     note(f"{source.name}: {_recognise(source)}")
     neighbours = itertools.groupby(read_rows(source), key=_key)
-    groups = _line_groups(source) if source.format is Format.LINES else (list(rows) for _, rows in neighbours)
+    groups = (
+        _line_groups(source) if source.format is Format.LINES else (list(rows) for _, rows in neighbours)
+    )
     for rows in groups:
         lines = []
         for row in rows:

@@ -177,7 +177,10 @@ class Fields:
             return mask
         trained: Mask = labels != IGNORE
         mask = trained if mask is None else mask
-        problems = {"is not the id there": trained & (labels != ids), "contradicts the mask": mask != trained}
+        problems = {
+            "is not the id there": trained & (labels != ids),
+            "contradicts the mask": mask != trained,
+        }
         shifted = np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]])
         shift = "; every label is the next token's id, but models shift labels themselves" * shifted
         for problem, wrong in problems.items():
@@ -278,7 +281,9 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
         columns = {name: values for name, values in columns.items() if isinstance(values, list)}
         columns["response_ids"] = columns.pop("completion_ids", [])
         if len({len(values) for values in columns.values()}) > 1:
-            raise InputError("the lists differ in length; each needs one entry per rollout", field="prompt_ids")
+            raise InputError(
+                "the lists differ in length; each needs one entry per rollout", field="prompt_ids"
+            )
         for at in range(len(prompts)):
             yield _rollout({name: values[at] for name, values in columns.items()}, f"{where}, [{at}]")
     else:
@@ -404,7 +409,9 @@ def _read_trace(line: Fields) -> None:
         path = [at]
         while (parent := nodes[path[0]].value.get("parent")) is not None:
             if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
-                raise InputError(f"is {parent!r}, which is not a valid parent node", field=node.field("parent"))
+                raise InputError(
+                    f"is {parent!r}, which is not a valid parent node", field=node.field("parent")
+                )
             path.insert(0, parent)
         if sampled is None or not sampled.any():  # what comes before the completion belongs to the prompt
             sampled = np.arange(size) >= size - len(node.value.get("logprobs") or ids[at])

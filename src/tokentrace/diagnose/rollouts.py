@@ -102,7 +102,9 @@ class CheckedRollout:
 
     def _add_call(self, call: Call) -> None:
         stream = call.stream
-        same = (one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream))
+        same = (
+            one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream)
+        )
         if (earlier := next(same, None)) is not None:
             if self._derived:  # rows share prefixes
                 return
@@ -122,7 +124,9 @@ class CheckedRollout:
         numbers[: call.start] = -1
         if tip is not None:
             numbers[:shared] = tip.numbers[:shared]
-        self.counts.update(tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start)
+        self.counts.update(
+            tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start
+        )
         if call.mask is not None:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, (numbers >= 0) & new_tokens)
@@ -153,7 +157,9 @@ class CheckedRollout:
             return Relation.EXTENDS, tip, shared
         if any(np.array_equal(one.prompt, prompt) for one in self._calls):
             return Relation.REPEATS, tip, shared
-        ends = [len(one.stream) for other, share in pairs for one in other.calls if len(one.stream) <= share]
+        ends = [
+            len(one.stream) for other, share in pairs for one in other.calls if len(one.stream) <= share
+        ]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
         last, requests, history = tip.calls[-1], {}, None
@@ -279,9 +285,15 @@ class RolloutReport(Report):
         if self.problems():
             return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
         if self.calls > self.count(Relation.FIRST):
-            return "good", f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}"
+            return (
+                "good",
+                f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}",
+            )
         why = f"no prompt was compared with another: each of {rollouts} has one call"
-        return tone, f"{why}; to join calls on separate lines, give them the same rollout_id (or session_id, …)"
+        return (
+            tone,
+            f"{why}; to join calls on separate lines, give them the same rollout_id (or session_id, …)",
+        )
 
     def figures(self) -> Iterator[str]:
         counts = self.counts
@@ -343,11 +355,15 @@ def check_rollouts(
             for tip in checked.tips if connected is not None else ():
                 pairs = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [one for one in pairs if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()]
+                usable = [
+                    one for one in pairs if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()
+                ]
                 skipped += len(pairs) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
                 for call, logprobs in usable:
-                    differences.append((scores[call.start : len(call.stream)] - logprobs).astype(np.float32))
+                    differences.append(
+                        (scores[call.start : len(call.stream)] - logprobs).astype(np.float32)
+                    )
     if engine is not None:
         report.scores = {"completions": len(differences) - 1, "skipped": skipped, **_summary(differences)}
     return report

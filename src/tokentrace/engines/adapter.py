@@ -61,7 +61,9 @@ class HTTPEngine(Engine):
     def _read(self, answer: Any, reader: AnswerReader) -> EngineReply | None:
         raise NotImplementedError
 
-    def _send(self, request: GenerateRequest, more: dict[str, Any]) -> tuple[bytes, Callable[[], AnswerReader]]:
+    def _send(
+        self, request: GenerateRequest, more: dict[str, Any]
+    ) -> tuple[bytes, Callable[[], AnswerReader]]:
         """The body of a request, and what makes a reader of its answer."""
         prompt = msgspec.json.encode(np.asarray(request.prompt_ids).tolist())
         fields = json.dumps(self._fields(request) | more, separators=(",", ":")).encode("utf-8")
@@ -131,7 +133,9 @@ def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> 
 
 
 @asynccontextmanager
-async def connecting(base_url: str | Connection, settings: HTTPSettings | None) -> AsyncIterator[Connection]:
+async def connecting(
+    base_url: str | Connection, settings: HTTPSettings | None
+) -> AsyncIterator[Connection]:
     """Connect, or use a connection. Errors name the address."""
     connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
     try:
@@ -182,6 +186,8 @@ async def probed_kind(
         few = await best(prompt, _HOT, 2)
         if few - hot > _APART:
             return LogprobKind.PROCESSED
-        if abs(few - hot) < _SAME and hot < -math.log(2) - _APART:  # the better of two ids has at least half
+        if (
+            abs(few - hot) < _SAME and hot < -math.log(2) - _APART
+        ):  # the better of two ids has at least half
             return LogprobKind.SCALED
     return LogprobKind.UNKNOWN

@@ -143,7 +143,9 @@ def scored_ids(values: Sequence[Any], ids: Ids) -> Logprobs:
 def same_ids(reported: Sequence[int], ids: Sequence[int]) -> None:
     for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
         if one != sampled:
-            raise EngineAnswerError(f"the logprob at {at} is for id {one}, but id {sampled} was sampled there")
+            raise EngineAnswerError(
+                f"the logprob at {at} is for id {one}, but id {sampled} was sampled there"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,9 @@ class AnswerReader:
     def _end(self, delta: Delta, reply: EngineReply) -> Delta:
         reason, stop, channels = reply.finish_reason, reply.stop, dict(delta.channels)
         if reason not in set(FinishReason):
-            raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {brief(reason)}")
+            raise EngineAnswerError(
+                f"{self.capabilities.engine} ended for an unknown reason: {brief(reason)}"
+            )
         stopped = reason == FinishReason.STOP
         if stopped and self.last_id is None:
             raise EngineAnswerError("the completion ended with a stop, but has no ids")
@@ -246,7 +250,9 @@ class AnswerReader:
             ids, size = np.array(decode(echo, list[TokenId]), np.int32), len(self.prompt)
             at = common_prefix(ids, self.prompt)
             if not at == len(ids) == size:
-                raise EngineAnswerError(f"the engine read {len(ids)} ids of {size}, other ones from {at} on")
+                raise EngineAnswerError(
+                    f"the engine read {len(ids)} ids of {size}, other ones from {at} on"
+                )
         self._unconfirmed = None
 
     def check_prompt_count(self, count: int | None) -> None:

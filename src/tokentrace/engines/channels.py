@@ -25,7 +25,9 @@ ExpertType = Literal["int32", "uint16", "uint8"]
 _BAD_ARRAY = "routed_experts must be whole numbers"
 
 
-def best_ids(rows: Iterable[Ranked], count: int, vocab_size: int | None) -> list[tuple[tuple[int, float], ...]]:
+def best_ids(
+    rows: Iterable[Ranked], count: int, vocab_size: int | None
+) -> list[tuple[tuple[int, float], ...]]:
     """The `count` likeliest ids at each position, best first. Raises EngineAnswerError."""
     places = []
     for at, row in enumerate(rows):
@@ -56,7 +58,9 @@ def flat_experts(data: bytes, kind: ExpertType, width: int | None) -> Experts:
     dtype = np.dtype(kind)
     count, extra = divmod(len(data), dtype.itemsize)
     if extra or not count or count % (width or count):
-        raise EngineAnswerError(f"{_BAD_ARRAY}: {len(data)} bytes are not {width or 'some'} of {dtype} per id")
+        raise EngineAnswerError(
+            f"{_BAD_ARRAY}: {len(data)} bytes are not {width or 'some'} of {dtype} per id"
+        )
     return np.frombuffer(data, dtype).reshape(-1, width or count)
 
 

@@ -237,7 +237,9 @@ def _sample(logits: Floats, sequence: _Sequence) -> Delta:
         likely = best[weights[best] > 0]
         logprobs = np.log(weights[likely]).astype(np.float32)
         channels[TOP_LOGPROBS] = [tuple(zip(likely.tolist(), logprobs.tolist(), strict=True))]
-    return Delta(np.array([index], np.int32), np.log(weights[[index]]).astype(np.float32), channels=channels)
+    return Delta(
+        np.array([index], np.int32), np.log(weights[[index]]).astype(np.float32), channels=channels
+    )
 
 
 def _penalized(logits: Floats, sequence: _Sequence) -> Floats:

@@ -166,7 +166,9 @@ class Connection:
                         async for chunk in chunks:
                             answer += chunk
                             if len(answer) > longest:
-                                raise EngineAnswerError(f"the answer exceeds longest_answer, {longest} bytes")
+                                raise EngineAnswerError(
+                                    f"the answer exceeds longest_answer, {longest} bytes"
+                                )
                     return None if kind is None else decode(bytes(answer), kind, self._hide)
                 except _Lost as lost:
                     if answer:
@@ -176,7 +178,10 @@ class Connection:
     async def reach(self, path: str) -> None:
         """Request a path once. Raises EngineUnavailable, also for 429 and 5xx."""
         try:
-            async with asyncio.timeout(_HEALTH_SECONDS), aclosing(self._chunks("GET", path, None)) as chunks:
+            async with (
+                asyncio.timeout(_HEALTH_SECONDS),
+                aclosing(self._chunks("GET", path, None)) as chunks,
+            ):
                 await anext(chunks, None)
         except (EngineRefusal, EngineAnswerError):  # it answers
             return
@@ -224,12 +229,17 @@ class Connection:
         errors, total = self._httpx, self.settings.total_timeout
         deadline = None if total is None else asyncio.get_running_loop().time() + total
         headers = {} if body is None else {"content-type": "application/json"}
-        request = self._client.build_request(method, f"{self.base_url}{path}", content=body, headers=headers)
+        request = self._client.build_request(
+            method, f"{self.base_url}{path}", content=body, headers=headers
+        )
         response: httpx2.Response | None = None
         try:
             async with asyncio.timeout_at(deadline):
                 response = await self._client.send(request, stream=True)
-                is_packed = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
+                is_packed = response.headers.get("content-encoding", "").strip().lower() not in (
+                    "",
+                    "identity",
+                )
                 if not response.is_success:
                     raise await self._problem(response, readable=not is_packed)
             if is_packed:

@@ -94,7 +94,9 @@ class SamplingParams:
     def described(self) -> dict[str, Any]:
         """The parameters as a trajectory records them, without unused options."""
         values = {name: getattr(self, name) for name in SamplingParams.__slots__}
-        used = {name: one for name, one in values.items() if name not in _LEFT_OUT or one != _LEFT_OUT[name]}
+        used = {
+            name: one for name, one in values.items() if name not in _LEFT_OUT or one != _LEFT_OUT[name]
+        }
         return {name: list(one) if isinstance(one, tuple) else one for name, one in used.items()}
 
 
@@ -119,11 +121,10 @@ def _structure(structure: Any) -> dict[str, Any]:
     schema = copy.get("schema") if isinstance(copy, dict) else None
     is_schema = isinstance(schema, dict) and copy == {"type": "json_schema", "schema": schema}
     if not is_schema and copy != {"type": "json_object"}:
-        raise EngineError(f"structure must be a json_object or a json_schema with schema, not {brief(copy)}")
+        raise EngineError(
+            f"structure must be a json_object or a json_schema with schema, not {brief(copy)}"
+        )
     return dict(copy)
-
-
-# -- requests and completions
 
 
 class FinishReason(StrEnum):
@@ -223,9 +224,6 @@ def checked_version(version: Any) -> str | int:
     if isinstance(version, str):
         return version
     return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
-
-
-# -- engines
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,11 @@ class Router(Engine):
     """
 
     def __init__(
-        self, engines: Sequence[Engine], *, names: Sequence[str] = (), clock: Callable[[], float] = monotonic
+        self,
+        engines: Sequence[Engine],
+        *,
+        names: Sequence[str] = (),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         super().__init__(_agreed([engine.capabilities for engine in engines]))
         if names and len(names) != len(engines):
@@ -146,7 +150,9 @@ class Router(Engine):
         calls = (getattr(one.engine, method)(*args, **options) for one in self.circuits)
         done = await asyncio.gather(*calls, return_exceptions=True)
         pairs = zip(self.circuits, done, strict=True)
-        problems = [f"{one.name}: {error}" for one, error in pairs if error and not isinstance(error, ignore)]
+        problems = [
+            f"{one.name}: {error}" for one, error in pairs if error and not isinstance(error, ignore)
+        ]
         if problems:
             raise EngineError(f"{method} failed at {len(problems)} of {len(done)}: {'; '.join(problems)}")
         self.version = _common({one.engine.version for one in self.circuits})
@@ -190,7 +196,9 @@ def _agreed(engines: Sequence[Capabilities]) -> Capabilities:
     sizes = {one.vocab_size for one in engines if one.vocab_size is not None}
     kinds = {one.logprobs for one in engines}
     if len(sizes) > 1 or len(kinds) > 1:
-        raise EngineError(f"the engines differ: vocabularies of {sorted(sizes)} ids, {sorted(kinds)} logprobs")
+        raise EngineError(
+            f"the engines differ: vocabularies of {sorted(sizes)} ids, {sorted(kinds)} logprobs"
+        )
     return Capabilities(
         engine="+".join(sorted({one.engine for one in engines})),
         version=_common({one.version for one in engines}),

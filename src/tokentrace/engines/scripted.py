@@ -157,6 +157,8 @@ class ScriptedEngine(Engine):
             logprobs[:end],
             "stop" if is_stopped else "length",
             top=reply.top[:end]
-            or [[((one + rank) % size, float(value or 0) - rank) for rank in ranks] for one, value in pairs],
+            or [
+                [((one + rank) % size, float(value or 0) - rank) for rank in ranks] for one, value in pairs
+            ],
             experts=None if experts is None else experts[:end],
         )

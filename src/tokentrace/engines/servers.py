@@ -48,7 +48,9 @@ async def connect(
         raise
 
 
-async def _connected(address: str, kind: str, settings: HTTPSettings | None, options: dict[str, Any]) -> Engine:
+async def _connected(
+    address: str, kind: str, settings: HTTPSettings | None, options: dict[str, Any]
+) -> Engine:
     async with connecting(address, settings) as connection:
         kind = await _detect(connection) if kind == "auto" else kind
         adapter = _ADAPTERS[kind][0]

@@ -165,7 +165,10 @@ class SGLangEngine(HTTPEngine):
         if sampling.top_logprobs:
             fields["top_logprobs_num"] = sampling.top_logprobs
         if self._experts != 0:  # from the prompt's last id on, after which the first id is sampled
-            fields |= {"return_routed_experts": True, "routed_experts_start_len": len(request.prompt_ids) - 1}
+            fields |= {
+                "return_routed_experts": True,
+                "routed_experts_start_len": len(request.prompt_ids) - 1,
+            }
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
     def _read(self, answer: _Answer, reader: AnswerReader) -> EngineReply:

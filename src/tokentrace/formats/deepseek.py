@@ -116,9 +116,6 @@ class MessageText(NamedTuple):
     opener: str = ""
 
 
-# -- V3.2
-
-
 def deepseek_v32(
     messages: TracedList, tools: Tools, add_generation_prompt: bool, trace: Trace, **variables: Any
 ) -> Iterator[str]:
@@ -151,9 +148,7 @@ def _v32_turns(messages: TracedList, tools: Tools, thinking: bool, last: int) ->
             nth, is_call = index - caller, answered.get("role") == "assistant"
             calls = len(answered.get("tool_calls") or ()) if is_call else 0
             if calls < nth:
-                advice = (
-                    "DeepSeek V3.2 needs results right after the assistant's calls, and at most one per call"
-                )
+                advice = "DeepSeek V3.2 needs results right after the assistant's calls, and at most one per call"
                 raise TemplateError(f"this tool message answers no tool call; {advice}", message=index)
             before = "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
             after = "</result>\n</function_results>" if nth == calls else "</result>"
@@ -177,14 +172,15 @@ def _v32_turns(messages: TracedList, tools: Tools, thinking: bool, last: int) ->
 def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
     calls = message.get("tool_calls")
     if thinks and not (message.get("reasoning_content") or calls):
-        problem = "in thinking mode, DeepSeek V3.2 needs reasoning or tool calls after the last user message"
-        raise TemplateError(f"{problem}; add reasoning_content, or render with thinking=False", message=index)
+        problem = (
+            "in thinking mode, DeepSeek V3.2 needs reasoning or tool calls after the last user message"
+        )
+        raise TemplateError(
+            f"{problem}; add reasoning_content, or render with thinking=False", message=index
+        )
     if message.get("prefix") and not calls:
         return iter((_text(message.get("content") or "", index),))
     return _assistant(V32, message, index, thinks=thinks, ends=True)
-
-
-# -- V4
 
 
 @dataclass(slots=True)
@@ -209,7 +205,9 @@ def deepseek_v4(
     thinking = _thinking("DeepSeek V4", messages, V4_ROLES, variables)
     effort = variables.get("reasoning_effort")
     if plain(effort) not in (None, "high", "max"):
-        raise TemplateError(f'DeepSeek V4 supports reasoning_effort "high" and "max", not "{plain(effort)}"')
+        raise TemplateError(
+            f'DeepSeek V4 supports reasoning_effort "high" and "max", not "{plain(effort)}"'
+        )
     groups = _grouped(messages)
     _order_results(groups)
     carried = any(group.role != "user" and group.members[0][1].get("tools") for group in groups)
@@ -280,16 +278,15 @@ def _order_results(groups: list[Group]) -> None:
     for group in groups:
         if group.role == "assistant" and group.members[0][1].get("tool_calls"):
             calls = enumerate(group.members[0][1]["tool_calls"])
-            ids = ((nth, plain(call.get("id") or call.get("function", {}).get("id"))) for nth, call in calls)
+            ids = (
+                (nth, plain(call.get("id") or call.get("function", {}).get("id"))) for nth, call in calls
+            )
             order = {call_id: nth for nth, call_id in ids if call_id}
         elif group.role == "user" and order:
             results = [member for member in group.members if member[1]["role"] == "tool"]
             results.sort(key=lambda member: order.get(plain(member[1].get("tool_call_id")), 0))
             ordered = iter(results)
             group.members = [next(ordered) if m[1]["role"] == "tool" else m for m in group.members]
-
-
-# -- what both write
 
 
 def _turn_pieces(
@@ -392,11 +389,10 @@ def _text(content: Any, index: int, *, blocks: bool = False) -> str:
             texts.append(join_with("", ("[Unsupported ", text_of(part.get("type")), "]")))
         else:
             what = "text" if isinstance(part, dict) else "an object"
-            raise TemplateError(f"DeepSeek takes text only; a part of the content is not {what}", message=index)
+            raise TemplateError(
+                f"DeepSeek takes text only; a part of the content is not {what}", message=index
+            )
     return join_with("\n\n" if blocks else "", texts)
-
-
-# -- settings and checks
 
 
 def _thinking(name: str, messages: TracedList, roles: Sequence[str], variables: dict[str, Any]) -> bool:
@@ -426,5 +422,9 @@ DEEPSEEK_V32 = PythonFormat(
     "deepseek_v3.2", deepseek_v32, constants=V32_ROLES, variables=("thinking",), also=_MODES
 )
 DEEPSEEK_V4 = PythonFormat(
-    "deepseek_v4", deepseek_v4, constants=V4_ROLES, variables=("thinking",), also=(*_MODES, "reasoning_effort")
+    "deepseek_v4",
+    deepseek_v4,
+    constants=V4_ROLES,
+    variables=("thinking",),
+    also=(*_MODES, "reasoning_effort"),
 )

@@ -113,7 +113,8 @@ class CallGrammar:
         match self.style:
             case Style.JSON_CALL:
                 keys = (
-                    (".".join(path), "" if field == "arguments" else '"', field) for field, path in self.keys
+                    (".".join(path), "" if field == "arguments" else '"', field)
+                    for field, path in self.keys
                 )
                 members = ", ".join(f'"{key}": {quote}⟨{field}⟩{quote}' for key, quote, field in keys)
                 body = '{"⟨name⟩": ⟨arguments⟩}' if self.named_key else f"{{{members}}}"

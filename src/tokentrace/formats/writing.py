@@ -120,7 +120,9 @@ def _element(grammar: CallGrammar, key: str, value: Any) -> str:
         text = "".join(_element(grammar, grammar.item, some) for some in value)
     else:
         text = "" if value is None else _value(grammar, value)
-    return f"{grammar.key_open}{key}{grammar.value_open}{text}{grammar.value_close}{key}{grammar.value_open}"
+    return (
+        f"{grammar.key_open}{key}{grammar.value_open}{text}{grammar.value_close}{key}{grammar.value_open}"
+    )
 
 
 def _bracketed(grammar: CallGrammar, value: Any) -> str:

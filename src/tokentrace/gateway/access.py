@@ -99,7 +99,9 @@ class Keys:
                 raise InputError(f"{path}, line {number}: {rule}; tokentrace keys {path} --agent adds one")
             callers["sha256:" + match[2]] = Caller(Role(match[1]))
         if Caller(Role.ADMIN) not in callers.values():
-            raise InputError(f"{path} has no admin key, so nobody could read the record; add one with --admin")
+            raise InputError(
+                f"{path} has no admin key, so nobody could read the record; add one with --admin"
+            )
         return callers
 
 

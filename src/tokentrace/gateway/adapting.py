@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 
 from ..conversation.forms import parse_arguments
 from ..conversation.messages import Messages
-from ..conversation.place import Place
 from ..diagnose.conversation_diff import INSTRUCTIONS
 from ..diagnose.message_keys import NOISE
 from ..errors import InputError, TokentraceError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
+from ..values.place import Place
 
 _QUESTION = {"role": "user", "content": "pears"}
 _ANSWER = {"role": "assistant", "content": "plums"}
@@ -42,7 +42,9 @@ def with_late_instructions(
     moved = {role for role in late if not _writes(renderer, "system", late=role)}
     if not moved and opening is None:
         return messages
-    body = [_as("user", message) if message.get("role") in moved else message for message in messages[first:]]
+    body = [
+        _as("user", message) if message.get("role") in moved else message for message in messages[first:]
+    ]
     return [*(messages[:first] if opening is None else opening), *body]
 
 
@@ -85,7 +87,9 @@ def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
     cache = _CACHE.setdefault(renderer, {})
     key = (*roles, late)
     if key not in cache:
-        cache[key] = all(_shows(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
+        cache[key] = all(
+            _shows(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION])
+        )
     return cache[key]
 
 

@@ -98,7 +98,9 @@ async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
     info = SessionInfo(id, State.OPEN, time.time(), body.metadata or {}, settings)
     info = await store.create(info, key=hash_key(key))
     base = str(http.base_url).rstrip("/") + f"/sessions/{id}"
-    return json_response({**asdict(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201)
+    return json_response(
+        {**asdict(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201
+    )
 
 
 async def _list(gateway: Gateway, http: HTTPRequest) -> Any:
@@ -159,7 +161,9 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     for at, reward in enumerate(rewards):
         path, turn = f"rewards.{at}", reward.pop("turn", None)
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
-            raise RequestError(f"must be one of {turns} turns, from 0, not {brief(turn)}", field=f"{path}.turn")
+            raise RequestError(
+                f"must be one of {turns} turns, from 0, not {brief(turn)}", field=f"{path}.turn"
+            )
         if not reward:
             raise RequestError('has no value; send {"reward": 1.0}, or another name', field=path)
         for name, value in reward.items():

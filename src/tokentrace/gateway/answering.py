@@ -123,7 +123,9 @@ class Answer:
         stream = ItemStream(call_ids_of(self.head.id, choice), request.answer, request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
-        is_labelled = self._weights is not None  # a version that is set later says nothing about earlier tokens
+        is_labelled = (
+            self._weights is not None
+        )  # a version that is set later says nothing about earlier tokens
         count, began = 0, time.perf_counter()
         async with contextlib.aclosing(self._deltas(choice, placed)) as deltas:
             async for delta in deltas:
@@ -147,12 +149,16 @@ class Answer:
                     pieces += [] if delta.finish_reason else await self._last_pieces(choice, deltas, delta)
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
-                    await asyncio.sleep(0)  # if pieces arrive together, send each one before reading the next
+                    await asyncio.sleep(
+                        0
+                    )  # if pieces arrive together, send each one before reading the next
         completion = pieces[0] if isinstance(pieces[0], Completion) else joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             past = [span for span in completion.versions if span.start < count]
             spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)
-            completion = replace(_first(completion, count), finish_reason=FinishReason.ABORT, versions=spans)
+            completion = replace(
+                _first(completion, count), finish_reason=FinishReason.ABORT, versions=spans
+            )
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         reply, changes = finish_reply(parser, stream, completion)
@@ -217,7 +223,11 @@ class Answer:
                 "options": request.answer,
             }
             chosen = replace(placed, choice=choice) if choice else placed
-            if reply.stopped_by and self.gateway.engine.capabilities.versions and not reply.completion.versions:
+            if (
+                reply.stopped_by
+                and self.gateway.engine.capabilities.versions
+                and not reply.completion.versions
+            ):
                 note = "a stop text ended the turn before the engine reported its weight versions"
                 chosen = replace(chosen, notes=(*placed.notes, note))
             await self._store_turn(chosen, reply, details)
@@ -235,7 +245,10 @@ class Answer:
         names = [f"{self.name}#{choice}"] if self.name else []
         names += [response_name(self.head.id)] if self.request.stored else []
         is_last = choice == self.request.n - 1  # ends the request
-        request, sampling = self.head.id if is_last else f"{self.head.id}#{choice}", self.sampling.described()
+        request, sampling = (
+            self.head.id if is_last else f"{self.head.id}#{choice}",
+            self.sampling.described(),
+        )
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
@@ -244,7 +257,9 @@ class Answer:
                 prepared = live.session.prepare(placed, reply.completion, message, details, sampling)
                 began = time.perf_counter()
                 try:
-                    await gateway.store.append(self.session_id, prepared.record, request=request, names=names)
+                    await gateway.store.append(
+                        self.session_id, prepared.record, request=request, names=names
+                    )
                 except Conflict:
                     gateway.metrics.conflicts.inc()
                     continue
@@ -253,7 +268,9 @@ class Answer:
                 gateway.metrics.stored(self.dialect.name, prepared.turn, time.perf_counter() - began)
                 self.turns.append(prepared.turn)
                 return
-        raise StoreError(f"too many gateways write to session {self.session_id} at once; nothing was recorded")
+        raise StoreError(
+            f"too many gateways write to session {self.session_id} at once; nothing was recorded"
+        )
 
 
 def finish_reply(

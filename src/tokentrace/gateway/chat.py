@@ -68,7 +68,9 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
     messages = [*past.messages, *new]
     continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
     if continued and prompted:
-        raise RequestError("cannot be true together with continue_final_message", field="add_generation_prompt")
+        raise RequestError(
+            "cannot be true together with continue_final_message", field="add_generation_prompt"
+        )
     if prompted is False and not continued:
         raise RequestError("can be false only with continue_final_message", field="add_generation_prompt")
     if continued and messages[-1].get("role") != "assistant":

@@ -273,7 +273,12 @@ class Dialect(ABC):
 
     @staticmethod
     def error(error: RequestError) -> dict[str, Any]:
-        about = {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}
+        about = {
+            "message": str(error),
+            "type": error.kind,
+            "param": error.field,
+            "code": error.code or None,
+        }
         return {"error": about}
 
     @abstractmethod
@@ -337,7 +342,9 @@ class Dialect(ABC):
             alternatives = [()] * len(delta.ids)
         return [
             {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:limit]]}
-            for id, logprob, some in zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
+            for id, logprob, some in zip(
+                delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True
+            )
         ]
 
 

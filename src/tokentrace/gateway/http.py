@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..conversation.values import MAX_DEPTH, finite, no_constant
 from ..engines.protocol import Delta
 from ..errors import TokentraceError
+from ..values.plain import MAX_DEPTH, finite, no_constant
 from .answering import Answer
 from .dialect import ItemChange, StreamEvent, encode_sse
 from .requests import NOTHING_READ, ReadHistory, RequestError, request_error
@@ -44,7 +44,9 @@ async def read_body(http: Request, limit: int) -> bytes:
     async for piece in http.stream():
         size += len(piece)
         if size > limit:
-            raise RequestError(f"the body is longer than {limit} bytes", status=413, code="request_too_large")
+            raise RequestError(
+                f"the body is longer than {limit} bytes", status=413, code="request_too_large"
+            )
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -54,7 +56,10 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
     try:
         try:
             value = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # agents send lone surrogates; `json` accepts them
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+        ):  # agents send lone surrogates; `json` accepts them
             value = json.loads(text, parse_constant=no_constant, parse_float=finite)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
@@ -64,7 +69,9 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
         return value
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH):
-        items = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in level)
+        items = itertools.chain.from_iterable(
+            each.values() if type(each) is dict else each for each in level
+        )
         level = [item for item in items if type(item) in (dict, list)]
         if not level:
             return value
@@ -118,7 +125,9 @@ def as_problem(error: BaseException) -> RequestError:
         return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)[-12:]
     where = [f"{one.filename.rsplit('/tokentrace/', 1)[-1]}:{one.lineno} {one.name}" for one in frames]
-    LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
+    LOGGER.error(
+        json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where})
+    )
     return RequestError("the gateway failed; see its log", status=500, code="internal")
 
 
@@ -192,7 +201,10 @@ class StreamedAnswer(Response):
                 self._first_token.set_exception(error)
                 return
             problem = as_problem(error)
-            self.status_code, self._details["problem"] = problem.status, problem.code or type(error).__name__
+            self.status_code, self._details["problem"] = (
+                problem.status,
+                problem.code or type(error).__name__,
+            )
             self._write(self._encoder.fail(problem))
         finally:
             self._details["sampled"] = self._answer.sampled

@@ -32,7 +32,9 @@ def load_matcher(text: str, folder: Path | None = None) -> Meaning:
         try:
             return [message.get("role"), canonical(function(message))]
         except Exception as error:  # whatever the operator's function raises
-            problem = f"the matcher {text[:80]} failed on a message: {type(error).__name__}: {str(error)[:200]}"
+            problem = (
+                f"the matcher {text[:80]} failed on a message: {type(error).__name__}: {str(error)[:200]}"
+            )
             raise RequestError(problem, status=500, code="matcher_failed") from error
 
     return custom

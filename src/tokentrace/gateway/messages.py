@@ -76,7 +76,9 @@ class MessagesBody(wire.AgentBody):
     thread: Any = None
 
 
-def read_messages(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
+def read_messages(
+    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
+) -> Request:
     request = read_count(raw, headers, past)
     if request.max_tokens is None:
         raise RequestError("is missing", field="max_tokens")
@@ -136,7 +138,9 @@ def _messages(
 ) -> tuple[list[Message], list[int]]:
     """The conversation, and how many messages come before each item."""
     messages, starts = list(past.messages), list(past.starts)
-    names = {call["id"]: call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()}
+    names = {
+        call["id"]: call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()
+    }
     for at, item in enumerate(items, past.items):
         starts.append(len(messages))
         with naming_fields(first=at):
@@ -154,7 +158,9 @@ def _with_texts(message: Message) -> Message:
     for at, call in enumerate(calls):
         match call["function"]["arguments"]:
             case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
-                if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # otherwise it was shortened
+                if (
+                    len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length
+                ):  # otherwise it was shortened
                     calls[at] = {**call, "function": {**call["function"], "arguments": raw}}
     return {**message, "tool_calls": calls}
 
@@ -251,7 +257,9 @@ class Messages(Dialect):
                 block = {**self._block(item), **empty}
                 return [{"type": "content_block_start", **place, "content_block": block}]
             case "grew":
-                return [{"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}]
+                return [
+                    {"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}
+                ]
         end = {"type": "content_block_stop", **place}
         if item.kind is not PartKind.REASONING:
             return [end]
@@ -264,7 +272,12 @@ class Messages(Dialect):
         return [last, {"type": "message_stop"}]
 
     def _message(self, content: list[Any]) -> dict[str, Any]:
-        about = {"id": f"msg_{self.head.id}", "type": "message", "role": "assistant", "model": self.head.model}
+        about = {
+            "id": f"msg_{self.head.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.head.model,
+        }
         return {**about, "content": content}
 
     def _block(self, item: Item) -> dict[str, Any]:

@@ -153,7 +153,9 @@ class Request:
         if not at:
             return NOTHING_READ
         first = starts[0]
-        return ReadHistory(at, messages[first : starts[at]], [each - first for each in starts[:at]], self.tools)
+        return ReadHistory(
+            at, messages[first : starts[at]], [each - first for each in starts[:at]], self.tools
+        )
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
@@ -199,7 +201,9 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
             raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter")
 
 
-def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: str = "") -> tuple[str, ...]:
+def ignored_fields(
+    body: Mapping[str, Any], read: Struct, *listed: str, within: str = ""
+) -> tuple[str, ...]:
     """The names of fields that are neither in the struct nor `listed`."""
     names = read.__struct_fields__
     ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in listed]
@@ -213,8 +217,12 @@ def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
     """The shapes of ids in the answer. Raises RequestError for one that is not served."""
-    words = {word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")}
-    ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}}
+    words = {
+        word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")
+    }
+    ways: set[str] = {
+        "tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}
+    }
     if not ways <= set(TokenFields):
         raise RequestError(f"must be true, or any of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
     ways |= {default} if body.return_token_ids else set()
@@ -244,7 +252,9 @@ def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> 
     return {"type": kind, **({"schema": schema} if kind == "json_schema" else {})}
 
 
-def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
+def thinking_hints(
+    on: bool | None, effort: Any = None, *, field: str = "reasoning_effort"
+) -> dict[str, Any]:
     """Template variables. With `on` None, the effort decides whether to think."""
     if effort is not None and effort not in _EFFORTS:
         raise RequestError(f"must be one of {', '.join(_EFFORTS)}, not {brief(effort)}", field=field)
@@ -292,7 +302,9 @@ def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool 
         place = ".".join(filter(None, (within, *map(str, path))))
         raise RequestError(problem.replace("`", ""), field=place, code="invalid_value") from None
     except UnicodeEncodeError:
-        raise RequestError("a field contains a lone surrogate", field=within, code="invalid_value") from None
+        raise RequestError(
+            "a field contains a lone surrogate", field=within, code="invalid_value"
+        ) from None
 
 
 @contextmanager

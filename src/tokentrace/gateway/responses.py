@@ -94,7 +94,9 @@ class ResponsesBody(wire.AgentBody):
     prompt_cache_key: str | None = None
 
 
-def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
+def read_responses(
+    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
+) -> Request:
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     previous = body.previous_response_id
     if previous is not None and not _RESPONSE.fullmatch(previous):
@@ -143,7 +145,9 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
     )
 
 
-def _repeated(body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dict[str, Any]) -> dict[str, Any]:
+def _repeated(
+    body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dict[str, Any]
+) -> dict[str, Any]:
     return {
         **{name: getattr(body, name) for name in _NULLABLE},
         **{name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None},
@@ -304,7 +308,9 @@ class Responses(Dialect):
     def _response(self, status: str) -> dict[str, Any]:
         request = self.head.request
         nothing = {"description": None, "parameters": None}
-        tools = [tool["function"] for tool in request.tools or ()]  # not strict: nothing enforces the schema
+        tools = [
+            tool["function"] for tool in request.tools or ()
+        ]  # not strict: nothing enforces the schema
         return {
             "id": PREFIX + self.head.id,
             "object": "response",

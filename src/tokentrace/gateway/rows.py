@@ -10,7 +10,15 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ..data.tables import CHANNELS, ROLLOUT, Columns, TableWriter, channel_values, sample_columns, samples_table
+from ..data.tables import (
+    CHANNELS,
+    ROLLOUT,
+    Columns,
+    TableWriter,
+    channel_values,
+    sample_columns,
+    samples_table,
+)
 from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
@@ -116,7 +124,13 @@ class SessionRows:
 _TURN_FIELDS = {
     **dict.fromkeys(("number", "start", "stop"), "int32"),
     **dict.fromkeys(("finish_reason", "dialect", "model", "response"), "string"),
-    **{"choice": "int32", "stopped_by": "string", "reused": "int32", "time": "float64", "seconds": "float64"},
+    **{
+        "choice": "int32",
+        "stopped_by": "string",
+        "reused": "int32",
+        "time": "float64",
+        "seconds": "float64",
+    },
 }
 _TURN_LISTS = ("calls", "repairs", "notes", "wishes")
 
@@ -186,7 +200,9 @@ class Export:
             return session
         now = await self._store.session(info.id)
         if now is not None and now.state is not State.DROPPED:
-            raise StoreError(f"session {info.id!r} is damaged: it has {len(turns)} of its {info.turns} turns")
+            raise StoreError(
+                f"session {info.id!r} is damaged: it has {len(turns)} of its {info.turns} turns"
+            )
         return None
 
     async def mark(self) -> None:

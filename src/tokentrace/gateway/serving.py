@@ -86,7 +86,9 @@ def warm_up(renderer: Renderer) -> None:
             prompt = silent.render_ids([question], tools=tools, add_generation_prompt=True)
             parser = silent.streaming_parser(tools=tools, prompt_ids=prompt)
             silent.bridge(prompt, stops[:1], [question], tools=tools)
-            whole = silent.render_ids([question, {"role": "assistant", "content": "b", **reply}], tools=tools)
+            whole = silent.render_ids(
+                [question, {"role": "assistant", "content": "b", **reply}], tools=tools
+            )
             end = next(at for at in range(len(prompt), len(whole)) if whole[at] in stops) + 1
             parser.feed(whole[len(prompt) : end])
             parser.finish()
@@ -125,7 +127,9 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         finally:

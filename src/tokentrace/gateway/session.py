@@ -74,7 +74,9 @@ class SessionRecord:
                 count -= 1
                 continue
             echo = sent.messages[:count]
-            edits = [self._first_edit(conversation, self.turns[number], echo, earlier) for number in numbers]
+            edits = [
+                self._first_edit(conversation, self.turns[number], echo, earlier) for number in numbers
+            ]
             matches = [number for number, at in zip(numbers, edits, strict=True) if at is None]
             if matches:
                 base = self._choose(matches, echo)
@@ -101,7 +103,11 @@ class SessionRecord:
                     break
         messages, keys = [], [conversation.root]
         if earlier is not None:
-            originals[:same], messages, keys = earlier.originals[:same], earlier.messages[:same], earlier.keys
+            originals[:same], messages, keys = (
+                earlier.originals[:same],
+                earlier.messages[:same],
+                earlier.keys,
+            )
         messages += [self._with_reasoning(message) for message in originals[same:]]
         start = max(0, min(same, len(messages) - 1))
         # a result's key depends on the calls before it
@@ -115,7 +121,12 @@ class SessionRecord:
     def _with_reasoning(self, message: Message) -> Message:
         """Move the first text to the reasoning if only that gives a recorded reply."""
         content = message.get("content")
-        if not self._by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
+        if (
+            not self._by_reasoning
+            or message.get("role") != "assistant"
+            or not content
+            or reasoning(message)
+        ):
             return message
         first: Any = content
         remaining: Any = ""
@@ -204,16 +215,22 @@ class SessionRecord:
     def _has_prompt(
         self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]
     ) -> bool:
-        messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
+        messages = [
+            changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])
+        ]
         base, prompt = None if turn.base is None else self.turns[turn.base], self.prompt_ids(turn)
         try:
             if base is None:
-                whole = self._render(replace(conversation, messages=messages, continued=False), SentMessages())
+                whole = self._render(
+                    replace(conversation, messages=messages, continued=False), SentMessages()
+                )
                 return np.array_equal(whole.ids, prompt)
             bridged = self._bridge(conversation, base, messages[turn.shared :], messages[: base.depth - 1])
         except TokentraceError:
             return False
-        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, prompt[base.stop :])
+        return not isinstance(bridged, BridgeRefusal) and np.array_equal(
+            bridged.new_ids, prompt[base.stop :]
+        )
 
     def _extend(
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
@@ -221,7 +238,9 @@ class SessionRecord:
         """The prompt after a turn of `count` messages; or why there is none."""
         messages, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
         echo, reply = conversation.messages[count - 1], base.reply
-        changed = [name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None)]
+        changed = [
+            name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None)
+        ]
         ways = ((name, "written another way" if echo.get(name) else "left out") for name in sorted(changed))
         repairs = [f"{place}: {name} {way}" for name, way in ways]
         if echo is not sent.originals[count - 1]:
@@ -434,7 +453,12 @@ class SessionRecord:
 
 
 def _append_prompt(
-    trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
+    trajectory: Trajectory,
+    placed: Placement,
+    base: RecordedTurn | None,
+    at_tip: bool,
+    extends: int,
+    cause: str,
 ) -> int:
     """Write new tokens to the branch that the prompt extends, or to a new one."""
     count, owners = len(placed.conversation.messages), placed.owners
@@ -451,7 +475,9 @@ def _append_prompt(
         trajectory.begin(placed.ids, messages=count, message_spans=spans)
         return 0
     if base is not None:
-        spans = [(start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans]
+        spans = [
+            (start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans
+        ]
         kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
         kinds[base.stop :] = placed.kinds
     if extends < 0:

@@ -91,7 +91,9 @@ class Sessions:
         if info.state is State.DROPPED:
             raise dropped(id)
         live = self.live.get(id)
-        if live is not None and live.info.settings != info.settings:  # they changed, perhaps at another gateway
+        if (
+            live is not None and live.info.settings != info.settings
+        ):  # they changed, perhaps at another gateway
             self.forget(live)
             live = None
         if live is None:

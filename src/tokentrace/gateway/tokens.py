@@ -35,7 +35,9 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
+def read_tokens(
+    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
+) -> Request:
     body = wire.convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
     wire.refuse(raw.get("sampling_params") or {}, _REFUSED)

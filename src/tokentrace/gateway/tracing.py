@@ -42,7 +42,10 @@ class Tracing:
 
 def configured_tracing() -> Tracing:
     """Tracing, if OpenTelemetry's variables set an endpoint."""
-    if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
+    if (
+        not any(os.environ.get(name) for name in _ENDPOINTS)
+        or os.environ.get("OTEL_SDK_DISABLED") == "true"
+    ):
         return Tracing()
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

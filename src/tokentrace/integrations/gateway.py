@@ -61,7 +61,9 @@ class GatewayAgent:
                 raise
             except EngineError as error:
                 metrics = {"end": str(End.ENGINE), "reward": None, "samples": 0}
-                return FinishedRollout([], list(task.messages), len(task.messages), None, metrics, [str(error)])
+                return FinishedRollout(
+                    [], list(task.messages), len(task.messages), None, metrics, [str(error)]
+                )
 
     async def _run(self, task: Task, gateway: _Gateway) -> FinishedRollout:
         # what session ids allow
@@ -105,11 +107,18 @@ class _Gateway:
     async def _once(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
         try:
             answer = await self.http.request(method, path, json=body if method == "POST" else None)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent, so a retry is safe
+        except (
+            httpx2.ConnectError,
+            httpx2.ConnectTimeout,
+        ) as error:  # nothing was sent, so a retry is safe
             kind = type(error).__name__
             raise EngineUnavailable(f"the gateway cannot be reached: {kind}: {error}") from error
         except httpx2.HTTPError as error:
-            raise EngineError(f"the gateway does not answer {method} {path}: {type(error).__name__}") from error
+            raise EngineError(
+                f"the gateway does not answer {method} {path}: {type(error).__name__}"
+            ) from error
         if answer.status_code >= 300:
-            raise EngineError(f"the gateway refused {method} {path}: {answer.status_code} {answer.text[:500]}")
+            raise EngineError(
+                f"the gateway refused {method} {path}: {answer.status_code} {answer.text[:500]}"
+            )
         return bytes(answer.content)

@@ -28,8 +28,6 @@ class TokenStore:
     def __repr__(self) -> str:
         return f"TokenStore({self._store.where!r})"
 
-    # -- the sink
-
     async def put(self, entry: TokenEntry) -> None:
         """Store a call. Raises Conflict if its id has a different one, and Closed if frozen."""
         id, call = entry.rollout_id, entry.model_call_id
@@ -38,7 +36,9 @@ class TokenStore:
         while True:
             if (number := await self._store.turn_named(id, call)) is not None:
                 if (await anext(self._store.turns(id, number))).records != (payload,):
-                    raise Conflict(f"call {call!r} of rollout {id!r} is already stored, with different data")
+                    raise Conflict(
+                        f"call {call!r} of rollout {id!r} is already stored, with different data"
+                    )
                 return
             sampled = len(entry.generation_token_ids)
             turn = TurnRecord(session.turns, session.records, (payload,), {}, sampled=sampled)
@@ -57,15 +57,15 @@ class TokenStore:
         await self._session(rollout_id)
         await self._store.label(rollout_id, [Label(f"incomplete {model_call_id}", True)])
 
-    # -- the source
-
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
         await self._session(rollout_id)
         await self._store.set_state(rollout_id, State.SEALED)
         entries = tuple([_entry(turn) async for turn in self._store.turns(rollout_id)])
         marks = len(await self._store.labels(rollout_id))
         is_incomplete = bool(marks or await self._store.incomplete(rollout_id))
-        return TokenCaptureSnapshot(rollout_id, entries, is_incomplete, f"{rollout_id} sealed", version=marks)
+        return TokenCaptureSnapshot(
+            rollout_id, entries, is_incomplete, f"{rollout_id} sealed", version=marks
+        )
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete a frozen rollout's calls; False if it has changed."""
@@ -77,8 +77,6 @@ class TokenStore:
         self._lineages.pop(rollout_id, None)
         await self._store.set_state(rollout_id, State.DROPPED)
         return True
-
-    # -- the resolver
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
         """The call that a request continues, by NeMo Gym's rules."""

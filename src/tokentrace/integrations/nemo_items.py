@@ -45,7 +45,9 @@ def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) ->
     spans: dict[int, tuple[int, int]] = {}
     for turn in trajectory.turns(branch):
         if turn.message >= len(messages) or messages[turn.message]["role"] != "assistant":
-            raise SampleError(f"message {turn.message} was sampled, but there is no assistant message there")
+            raise SampleError(
+                f"message {turn.message} was sampled, but there is no assistant message there"
+            )
         if turn.branch != branch or not len(turn):
             continue
         start, stop = spans.get(turn.message, (turn.start, turn.start))
@@ -67,7 +69,9 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
     if role == "tool":
         if not isinstance(content, str):
             raise SampleError(f"message {number}: a tool's result must be text, not {brief(content)}")
-        return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
+        return [
+            {"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}
+        ]
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]
     reasoning, calls, turn = message.get("reasoning_content"), message.get("tool_calls") or (), f"t{number}"

@@ -77,11 +77,18 @@ class TokentraceRenderer:
         content = rendered.select(field="content") & np.isin(rendered.messages, outside) | rendered.mask
         return _rendered(rendered.token_ids, messages, rendered.message_indices, rendered.sampled, content)
 
-    def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
+    def render_ids(
+        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> list[int]:
         return self.renderer.render_ids(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def bridge_to_next_turn(
-        self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
+        self,
+        previous_prompt_ids: Any,
+        previous_completion_ids: Any,
+        new_messages: Any,
+        *,
+        tools: Any = None,
     ) -> Any:
         """The next prompt. None if it cannot be proven."""
         new = self.renderer.check_messages(new_messages) if new_messages else []

@@ -44,14 +44,18 @@ class Runs(Protocol):
     ) -> Rollout | FinishedRollout: ...
 
 
-async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patience | None) -> FinishedRollout:
+async def finish(
+    agent: Runs, task: Task, *, seed: int | None, patience: Patience | None
+) -> FinishedRollout:
     """Run a task to its end."""
     ended = await agent.run(task, seed=seed, patience=patience)
     if isinstance(ended, FinishedRollout):
         return ended
     metrics = ended.metrics()
     rows = trajectory_samples(ended.trajectory) if ended.trajectory.num_sampled else []
-    return FinishedRollout(rows, ended.messages, len(task.messages), metrics["reward"], metrics, ended.notes)
+    return FinishedRollout(
+        rows, ended.messages, len(task.messages), metrics["reward"], metrics, ended.notes
+    )
 
 
 class PromptResponse(NamedTuple):

@@ -16,7 +16,14 @@ from .extension import holds
 try:
     import tinker
     import torch
-    from tinker_cookbook.renderers import Message, ParseTermination, Renderer, ToolCall, ToolSpec, TrainOnWhat
+    from tinker_cookbook.renderers import (
+        Message,
+        ParseTermination,
+        Renderer,
+        ToolCall,
+        ToolSpec,
+        TrainOnWhat,
+    )
     from tinker_cookbook.renderers.base import RenderContext, RenderedMessage, UnparsedToolCall
 except ImportError as error:
     raise ImportError(f"this needs tinker-cookbook: pip install tinker-cookbook ({error})") from error
@@ -88,7 +95,9 @@ class TracedRenderer(Renderer):
         custom = what is TrainOnWhat.CUSTOMIZED
         for at, message in enumerate(messages):
             if ("trainable" in message) is not custom:
-                problem = "every message needs 'trainable'" if custom else "'trainable' is only for CUSTOMIZED"
+                problem = (
+                    "every message needs 'trainable'" if custom else "'trainable' is only for CUSTOMIZED"
+                )
                 raise InputError(f"train_on_what is {what.name}: {problem}", message=at)
         chat, tools = conversation(messages)
         last_user = max((at for at, message in enumerate(chat) if message["role"] == "user"), default=-1)
@@ -103,25 +112,28 @@ class TracedRenderer(Renderer):
             "CUSTOMIZED": {"roles": roles, "turns": "flagged"},
         }
         settings = choices[what.name]
-        build = functools.partial(build_supervised_samples, self.renderer, chat, tools=tools, final_stop=True)
+        build = functools.partial(
+            build_supervised_samples, self.renderer, chat, tools=tools, final_stop=True
+        )
         rows = build(past="expand", **settings) if "since" in settings else []
         (sample,) = rows if len(rows) == 1 else build(**settings)
         weights = np.ones(len(sample.ids)) if what is TrainOnWhat.ALL_TOKENS else sample.mask
-        return tinker.ModelInput.from_ints(sample.ids.tolist()), torch.from_numpy(weights.astype(np.float32))
+        return tinker.ModelInput.from_ints(sample.ids.tolist()), torch.from_numpy(
+            weights.astype(np.float32)
+        )
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
         parsed = self.renderer.parse_response(response)
         clean = parsed.finish is Finish.STOP and parsed.unread is None
-        return sampled_message(parsed), ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
+        return sampled_message(
+            parsed
+        ), ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
         return chat_message(0, message)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         raise NotImplementedError("use build_generation_prompt: a template renders whole conversations")
-
-
-# -- messages as OpenAI's, and back
 
 
 def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
@@ -148,12 +160,16 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "thinking"):
-            raise InputError(f"only parts of text and thinking are supported, not {brief(kind)}", message=at)
+            raise InputError(
+                f"only parts of text and thinking are supported, not {brief(kind)}", message=at
+            )
         if not isinstance(part.get(kind), str):
             raise InputError(f"a part of type {kind!r} has no {kind!r}: {brief(part)}", message=at)
     if thinking := [part["thinking"] for part in parts if part["type"] == "thinking"]:
         if role != "assistant" or len(thinking) > 1 or parts[0]["type"] != "thinking":
-            raise InputError("a template takes one thinking part, first in an assistant's message", message=at)
+            raise InputError(
+                "a template takes one thinking part, first in an assistant's message", message=at
+            )
         converted["reasoning_content"] = thinking[0]
     if not isinstance(content, str):
         converted["content"] = "".join(part["text"] for part in parts if part["type"] == "text")

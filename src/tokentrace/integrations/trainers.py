@@ -34,8 +34,6 @@ from .rows import (
     without_tail,
 )
 
-# -- sampling parameters: those of vLLM and SGLang
-
 _IGNORED = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output"}
     | {"detokenize", "logprobs"}
@@ -87,9 +85,6 @@ def sampling_of(
     return SamplingParams(**values)
 
 
-# -- rows
-
-
 def _rows(
     rollout: Rollout, failed_reward: float | None, trainer: str, *, several: bool
 ) -> tuple[list[PromptResponse], float | None]:
@@ -101,9 +96,6 @@ def _rows(
 
 def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
     return any(row.response_mask) and owned_turns(rollout.trajectory)[-1].finish_reason == "length"
-
-
-# -- slime
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
@@ -121,7 +113,9 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
     return samples
 
 
-def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, reward: float | None, **more: Any) -> Any:
+def _slime_sample(
+    like: Any, row: PromptResponse, rollout: Rollout, reward: float | None, **more: Any
+) -> Any:
     statuses: dict[End | None, str] = {End.ANSWER: "completed", End.USER: "completed", End.ABORT: "aborted"}
     status = statuses.get(rollout.end, "failed" if rollout.end in FAILED_ENDS else "truncated")
     return dataclasses.replace(
@@ -150,9 +144,6 @@ def slime_task(sample: Any) -> Task:
     prompt = sample.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return Task(messages, metadata={**sample.metadata, "label": sample.label})
-
-
-# -- SkyRL
 
 
 def skyrl_output(
@@ -197,9 +188,6 @@ def skyrl_output(
             f"tokentrace/mean_{name}": sum(values) / max(len(values), 1) for name, values in means.items()
         },
     }
-
-
-# -- AReaL
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
@@ -261,9 +249,6 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
     return CallbackEngine(sample, Capabilities("areal", logprobs=kind, **limits))
 
 
-# -- OpenRLHF
-
-
 def openrlhf_output(
     rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None
 ) -> dict[str, Any]:
@@ -281,7 +266,11 @@ def openrlhf_output(
         "truncated": _is_cut(rollout, row),
         "reward": reward,
         "scores": reward,
-        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(not trained)},
+        "extra_logs": {
+            "turns": rollout.turns,
+            "tool_calls": rollout.tool_calls,
+            "failed": int(not trained),
+        },
     }
 
 
@@ -305,9 +294,6 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
         return EngineReply(ids, logprobs, output.finish_reason or "abort")
 
     return CallbackEngine(sample, Capabilities("openrlhf", max_length=max_length))
-
-
-# -- prime-rl
 
 
 def prime_rl_samples(
@@ -336,8 +322,6 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
     }
     return fields if sample.advantages is None else {**fields, "advantages": sample.advantages.tolist()}
 
-
-# -- verl
 
 _COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 VERL_SAMPLING = ("min_p", *PENALTIES)
@@ -401,7 +385,9 @@ class ServerEngine(CallbackEngine):
         merged = dict(fields[0])
         if (last := fields[-1].get("max_global_steps")) is not None:
             merged["max_global_steps"] = last
-        return merged | {key: sum(int(one.get(key, 0)) for one in fields) for key in _COUNTS if key in merged}
+        return merged | {
+            key: sum(int(one.get(key, 0)) for one in fields) for key in _COUNTS if key in merged
+        }
 
 
 def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:

@@ -153,7 +153,9 @@ class RolloutFunction(TrainerRollouts):
                 tasks.append(dataclasses.replace(task, name=title, metadata=about))
         return tasks
 
-    async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[FinishedRollout]:
+    async def _run(
+        self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any
+    ) -> list[FinishedRollout]:
         state, step = trainer.state, trainer.state.global_step
         before, at = self._sent
         if self.weights_to is not None and not (before is state and at == step):
@@ -206,8 +208,6 @@ def _weights(trainer: Any) -> dict[str, Any]:
     return dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
 
 
-# -- rewards
-
 _MARK = "leaves_out_failed_rollouts"
 
 
@@ -247,8 +247,6 @@ def _warn_of_scored_failures(finished: Sequence[FinishedRollout], trainer: Any) 
         warnings.warn(f"{problem}: {', '.join(scoring)}; wrap them in unless_failed", stacklevel=3)
 
 
-# -- batches of rows
-
 _EXTRAS = ("logprobs", "advantages")
 
 
@@ -273,7 +271,9 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         raise SampleError("these rows are packed: leave SFTTrainer's own collator in place")
     ids, mask = ids_and_mask(row)
     try:
-        extras: Any = {name: np.asarray(row[name], np.float32) for name in _EXTRAS if row.get(name) is not None}
+        extras: Any = {
+            name: np.asarray(row[name], np.float32) for name in _EXTRAS if row.get(name) is not None
+        }
     except (TypeError, ValueError, OverflowError) as error:
         raise SampleError(f"the logprobs or advantages of a row are not numbers: {error}") from error
     return Sample(ids, mask, np.full(len(ids), -1, np.int32), np.zeros(len(ids), np.uint8), **extras)

@@ -56,8 +56,6 @@ class RolloutWorker(TrainerRollouts):
         self.model_version, self._moved, self._why = 0, time.monotonic(), ""
         self._running: Future[Any] | None = None
 
-    # -- TRL's RolloutWorkerProtocol
-
     def start(self) -> None:
         self._moved, numbers = time.monotonic(), itertools.count()
         self._running = self.loop.start(together(self._run_groups(numbers) for _ in range(self.groups)))
@@ -78,8 +76,6 @@ class RolloutWorker(TrainerRollouts):
         if idle > stale_after_s and self.rollout_buffer.empty():
             why = f" ({self._why})" if self._why else ""
             raise TimeoutError(f"no group of rollouts has produced samples for {idle:.0f} s{why}")
-
-    # -- TRL's WeightTransferProtocol
 
     def init_weight_transfer(self) -> None:
         """Nothing to set up."""
@@ -103,8 +99,6 @@ class RolloutWorker(TrainerRollouts):
         if self.weights_to is None:
             raise InputError("this worker was made with weights_to=None: leave weight_transfer to TRL")
         return self.weights_to
-
-    # -- the work
 
     async def _run_groups(self, numbers: Iterator[int]) -> None:
         while True:
@@ -132,9 +126,6 @@ class RolloutWorker(TrainerRollouts):
         why = "; ".join(finished[0].notes) or f"it ended with {finished[0].metrics.get('end')}"
         self._why = f"{what}: {why}"
         warnings.warn(self._why, stacklevel=2)
-
-
-# -- samples
 
 
 def rollout_samples(

@@ -87,10 +87,14 @@ class TokentraceAgentLoop(AgentLoopBase):
         names = [one.name for one in fields(Budget)]
         for key in self._budget:
             if key not in names:
-                raise InputError(f"agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}")
+                raise InputError(
+                    f"agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}"
+                )
 
     @rollout_trace_op
-    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
+    async def run(
+        self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any
+    ) -> AgentLoopOutput:
         settings, priority = self.rollout_config, int(priority)
         id = f"det-{priority}" if settings.full_determinism else uuid4().hex
         size = self.renderer.tokenizer.vocabulary.size
@@ -116,7 +120,9 @@ class TokentraceAgentLoop(AgentLoopBase):
             raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
         if self._reward is not None and rollout.reward is None:
             last = brief(task.messages[-1].get("content"))
-            raise RolloutFailed(f"{task.name}, {last}: no reward from {self._reward}; verl needs all or none")
+            raise RolloutFailed(
+                f"{task.name}, {last}: no reward from {self._reward}; verl needs all or none"
+            )
         graded = [turn for turn in rollout.per_turn if turn.reward is not None]
         preempted, experts = engine.reported("num_preempted"), engine.reported("routed_experts")
         output = row_output(
@@ -164,7 +170,9 @@ class TokentraceAgentLoop(AgentLoopBase):
         render = self.renderer.silent().render_ids
         prompt = len(render(task.messages, tools=tools or None, add_generation_prompt=True))
         if prompt > settings.prompt_length:
-            problem = f"a prompt has {prompt} tokens, more than rollout.prompt_length, {settings.prompt_length}"
+            problem = (
+                f"a prompt has {prompt} tokens, more than rollout.prompt_length, {settings.prompt_length}"
+            )
             how = "raise data.max_prompt_length, or set data.filter_overlong_prompts=True"
             raise InputError(f"{problem}: {how}")
         lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
@@ -179,7 +187,9 @@ class TokentraceAgentLoop(AgentLoopBase):
         return Budget(**limits)
 
 
-def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
+def row_output(
+    sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any
+) -> AgentLoopOutput:
     """A row for verl, up to the last token with loss."""
     if logprobs and sample.logprobs is None:
         raise InputError(f"{sample!r} has no logprobs, which verl would use (rollout.calculate_log_probs)")
@@ -191,9 +201,6 @@ def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **
 def _loaded(load: Callable[[str], Any], path: str) -> Any:
     """Cached: verl makes an agent loop for every row."""
     return load(resolve_config_path(path))
-
-
-# -- tool parsers
 
 
 @ToolParser.register("tokentrace")
@@ -219,7 +226,8 @@ class TokentraceToolParser(ToolParser):
         parsed = self._renderer.parse_response(responses_ids, tools=schemas or None)
         calls = [call for call in parsed.tool_calls if call.name]
         return parsed.content, [
-            FunctionCall(name=call.name, arguments=call.arguments_text, tool_call_id=call.id) for call in calls
+            FunctionCall(name=call.name, arguments=call.arguments_text, tool_call_id=call.id)
+            for call in calls
         ]
 
 

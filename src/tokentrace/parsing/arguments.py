@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats.grammar import Value
+from ..values.schema import JSON_SPACE, Schema, read_json, read_value
 from .compiled import CompiledCalls, ValueOpening
 from .marked import unforgeable
 from .output import ArgumentsText, OpenCall, Output
 from .reader import Match, Notation, Reading, Report
 from .response import CallStatus
-from .values import JSON_SPACE, Schema, read_json, read_value
 
 _JSON_STRING = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
 _JSON = Notation(b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), {ord('"'): _JSON_STRING}, strict=True)
@@ -50,8 +50,6 @@ class ArgumentsReader:
     def __init__(self, calls: CompiledCalls, output: Output, *, any_key: bool = False) -> None:
         self.calls, self.reader, self.output = calls, output.reader, output
         self.keys = calls.keys | ({path[0] for path in calls.fields} if any_key else set())
-
-    # -- one JSON
 
     def json_arguments(self, call: OpenCall) -> Reading[None]:
         reader = self.reader
@@ -166,8 +164,6 @@ class ArgumentsReader:
             report(start, at)
         return at > start
 
-    # -- one by one between tags
-
     def pairs(self, call: OpenCall) -> Reading[None]:
         more = True
         while more:
@@ -237,7 +233,11 @@ class ArgumentsReader:
         schema, is_text = tools.parameter(call.name, key), opening.is_string
         if is_text is None:
             is_text = schema is not None and schema.only_text and strings is Value.BARE
-        start, report, quote = reader.at, ArgumentsText(call, quoted=True) if is_text else None, '"' * is_text
+        start, report, quote = (
+            reader.at,
+            ArgumentsText(call, quoted=True) if is_text else None,
+            '"' * is_text,
+        )
         call.add_arguments(quote)
         ends = self.calls.value_ends(tools.declared(call.name))
         while match := (yield from reader.find(ends, report)):
@@ -266,8 +266,6 @@ class ArgumentsReader:
         past = yield from reader.sees_all(calls.value_close, match.start)
         at = yield from reader.past_space(match.stop if past is None else past)
         return at == len(reader.data) or (yield from reader.sees_one(calls.after_value, at))
-
-    # -- in Python, in braces, as elements
 
     def python_begins(self, at: int) -> Reading[bool]:
         end = yield from self.reader.past(_NAME, at)
@@ -309,7 +307,9 @@ class ArgumentsReader:
             depth += 0 if quoted else {"open": 1, "close": -1}.get(match.kind, 0)
             reader.at = match.stop
         try:
-            values = _Braces(bytes(reader.data[start : reader.at]), calls.quote, reader.marked.text).arguments()
+            values = _Braces(
+                bytes(reader.data[start : reader.at]), calls.quote, reader.marked.text
+            ).arguments()
         except ValueError as error:
             call.fail(f"the arguments cannot be read: {error}")
             return
@@ -342,7 +342,11 @@ class ArgumentsReader:
             between, name = reader.data[at : tag.start()].strip(), reader.marked.text(tag["name"])
             if not stack and (between or tag["close"]):
                 break
-            if stack and not tag["close"] and (len(stack) > _DEEPEST or (between and not stack[-1].children)):
+            if (
+                stack
+                and not tag["close"]
+                and (len(stack) > _DEEPEST or (between and not stack[-1].children))
+            ):
                 continue  # part of the text
             if tag["close"]:
                 element = stack.pop()

@@ -38,9 +38,13 @@ class CallParser(ArgumentsReader):
         while again:
             yield from self._delimited(start, outside=calls.named_section)
             start, at, opens = None, reader.at + len(calls.separator), calls.separator + calls.open[0]
-            again = (yield from reader.sees(opens)) and (yield from reader.sees_all(calls.open, at)) is not None
+            again = (yield from reader.sees(opens)) and (
+                yield from reader.sees_all(calls.open, at)
+            ) is not None
             reader.at = at if again else reader.at
-        for stop in calls.stops if calls.after else ():  # white space that the grammar writes before the end
+        for stop in (
+            calls.stops if calls.after else ()
+        ):  # white space that the grammar writes before the end
             if (yield from reader.sees(calls.after + stop)):
                 reader.at += len(calls.after)
                 return
@@ -77,7 +81,9 @@ class CallParser(ArgumentsReader):
                 self._end_early(call, match, "")
             call.finish(reader.at)
         # If a call is cut off inside JSON that no delimiter closes, any text would continue it.
-        cut_off = bool(output.calls) and output.calls[-1].status is CallStatus.TRUNCATED and not calls.finish
+        cut_off = (
+            bool(output.calls) and output.calls[-1].status is CallStatus.TRUNCATED and not calls.finish
+        )
         if match is None and (any(map(unforgeable, calls.section_close)) or (opened and not cut_off)):
             output.missing.append(calls.grammar.section_close)
 
@@ -244,7 +250,9 @@ class CallParser(ArgumentsReader):
         if call.ragged:
             self._end_early(call, (yield from self.reader.find(self.calls.hard)), "")
 
-    def _end_early(self, call: OpenCall, match: Match | None, missing: str, *, complete: bool = False) -> None:
+    def _end_early(
+        self, call: OpenCall, match: Match | None, missing: str, *, complete: bool = False
+    ) -> None:
         """End a call before its closing, `complete` but for what is `missing`."""
         if match is None:
             call.fail("the completion ends inside the call", CallStatus.TRUNCATED, lenient=complete)
@@ -253,9 +261,6 @@ class CallParser(ArgumentsReader):
             call.fail("the call is not closed", CallStatus.UNCLOSED, lenient=complete)
         if not match or match.kind == "stop":
             self.output.open = PartKind.TOOL_CALL
-
-
-# -- attempts
 
 
 def find_attempts(compiled: Compiled, output: Output) -> list[Placed]:
@@ -306,7 +311,9 @@ def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) 
     kind = place.part.kind
     if kind is PartKind.REASONING is output.open and place is output.placed[-1]:
         return calls.openers, "the call is inside reasoning that is not closed"
-    openers = [*(calls.openers if problem else []), calls.headless_opener] if kind is PartKind.CONTENT else []
+    openers = (
+        [*(calls.openers if problem else []), calls.headless_opener] if kind is PartKind.CONTENT else []
+    )
     reason = f"{calls.grammar.open.strip()!r} is missing before the call"
     if calls.bare:
         reason = "the call comes after something else, and only its position marks it as a call"
@@ -318,7 +325,9 @@ def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:
     placed, index = list[Placed](), 0
     for one in output.placed:
         kind, start = one.part.kind, one.start
-        inside = [some for some in attempts if start <= some.start < one.stop] if one.call is None else [one]
+        inside = (
+            [some for some in attempts if start <= some.start < one.stop] if one.call is None else [one]
+        )
         for part, begin, end, call in (*inside, Placed(one.part, one.stop, one.stop)):
             if start < begin:
                 text = ParsedPart(kind, output.reader.text(start, begin), output.span(start, begin))

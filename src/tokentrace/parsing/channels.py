@@ -64,7 +64,9 @@ class ChannelParser:
     def read(self) -> Reading[Match | None]:
         reader, delimiters, output = self.reader, self.delimiters, self.output
         closed = delimiters.to_close.pattern.finditer(reader.data, 0, output.base)
-        start = max((match.end() for match in closed), default=reader.at)  # the prompt may leave a message open
+        start = max(
+            (match.end() for match in closed), default=reader.at
+        )  # the prompt may leave a message open
         started, goes_on, first = False, True, True
         while goes_on:
             reader.at = at = start + len(delimiters.start) if started else start
@@ -91,7 +93,9 @@ class ChannelParser:
             if match is not None:
                 if match.kind == "stop":  # the assistant may go on right after a call
                     after_call = reader.data[match.start : match.stop] == delimiters.call_end
-                    goes_on = after_call and (yield from reader.sees(delimiters.start + self._role, match.stop))
+                    goes_on = after_call and (
+                        yield from reader.sees(delimiters.start + self._role, match.stop)
+                    )
                 started = match.kind == "start"
                 start = match.start if started else match.stop
         if match is not None:
@@ -110,7 +114,9 @@ class ChannelParser:
         marker = next((word.start() for word in remaining if word[0] == self.delimiters.channel), stop)
         plain = [word for word in remaining if not _text(word).startswith(special)]
         channel = next((word for word in plain if word.start() > marker), None)
-        name = (_text(channel).decode("utf-8", "replace") if channel else "") if self.channels.channel else to
+        name = (
+            (_text(channel).decode("utf-8", "replace") if channel else "") if self.channels.channel else to
+        )
         text = self.output.reasoning if name == self.channels.reasoning else self.output.content
         types = [word for word in plain if word is not channel]
         stray_stop = remaining[0].start() if remaining else stop
@@ -138,7 +144,9 @@ class ChannelParser:
             call = self.output.start_call(start)
             if match is not None:
                 call.fail("the call breaks off before its arguments")
-            if match is not None or header.recipient.end() < header.stop:  # else more of the name may follow
+            if (
+                match is not None or header.recipient.end() < header.stop
+            ):  # else more of the name may follow
                 call.set_name(header.tool.removeprefix(self.channels.namespace))
             self._finish(call, match)
         elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type

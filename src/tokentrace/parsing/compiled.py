@@ -57,7 +57,10 @@ class CompiledCalls:
         self.key_open = of(grammar.key_open)
         self.value_opens = _value_openings(grammar, marked)
         closing = marked.scaffold(grammar.value_close)
-        self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
+        self.value_close, self.value_trail = (
+            pieces(closing),
+            closing[: len(closing) - len(closing.lstrip())],
+        )
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
         """True if calls have no delimiters: their contents tell."""
@@ -72,7 +75,9 @@ class CompiledCalls:
         self.headless_opener = b""
         """What a call without its delimiter begins with."""
         if self.bare:
-            self.headless_opener = b"{" if self.style is Style.JSON_CALL and not self.section_open else first
+            self.headless_opener = (
+                b"{" if self.style is Style.JSON_CALL and not self.section_open else first
+            )
         elif self.style is Style.PAIRS and self.open and lead and self.end:
             self.headless_opener = lead[0]
         self._compile_keys()
@@ -114,7 +119,9 @@ class CompiledCalls:
         self.certain_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
         """What ends a call even inside an argument that was not closed."""
         closers = (self.end[:1], self.close[:1], self.section_close[:1])
-        self.after_value = [some for some in (self.key_open, *closers, self.another, *self.hard_ends) if some]
+        self.after_value = [
+            some for some in (self.key_open, *closers, self.another, *self.hard_ends) if some
+        ]
         """What may follow the closing of an argument."""
         brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
         self.in_braces = Delimiters([("quote", self.quote), *brackets, *self._hard])
@@ -139,13 +146,17 @@ def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpen
     openings = [(marked.scaffold(text), is_string) for text, is_string in texts if text]
     if len(openings) == 1:  # one opening for all values says nothing about their type
         openings = [(openings[0][0], True if grammar.others is Value.BARE else None)]
-    return [ValueOpening(parts(text), text[len(text.rstrip()) :], is_string) for text, is_string in openings]
+    return [
+        ValueOpening(parts(text), text[len(text.rstrip()) :], is_string) for text, is_string in openings
+    ]
 
 
 class CompiledChannels:
     def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
         of, self.channels = marked.scaffold, channels
-        self.start, self.channel, self.call_end = map(of, (channels.start, channels.channel, channels.call_end))
+        self.start, self.channel, self.call_end = map(
+            of, (channels.start, channels.channel, channels.call_end)
+        )
         stopping = [("stop", stop) for stop in stops]
         closing = [("end", of(channels.end)), *stopping, ("end", self.call_end)]
         in_body = [*closing, ("start", self.start)]

@@ -69,7 +69,9 @@ class MarkedBytes:
         """Text as the template would write it: names of control tokens are the tokens."""
         out, at = b"", 0
         for match in self._pattern.finditer(text) if self._pattern is not None else ():
-            out += text[at : match.start()].encode("utf-8", "surrogatepass") + mark(self._control[match[0]].id)
+            out += text[at : match.start()].encode("utf-8", "surrogatepass") + mark(
+                self._control[match[0]].id
+            )
             at = match.end()
         return out + text[at:].encode("utf-8", "surrogatepass")
 

@@ -11,10 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ..errors import kind_of
-from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
+from ..values.schema import Tools, read_json
+from .events import (
+    ArgumentsDelta,
+    CallFinished,
+    CallNamed,
+    CallStarted,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+)
 from .reader import Reader, Report
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, TokenRange
-from .values import Tools, read_json
 
 _to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -47,7 +55,9 @@ class OpenCall:
     problems: dict[CallStatus, str] = field(default_factory=dict)
     severe: set[CallStatus] = field(default_factory=set)
 
-    def fail(self, problem: str, status: CallStatus = CallStatus.MALFORMED, *, lenient: bool = False) -> None:
+    def fail(
+        self, problem: str, status: CallStatus = CallStatus.MALFORMED, *, lenient: bool = False
+    ) -> None:
         """Note a problem; the first of each status counts. A `lenient` reading forgives it."""
         if self.takes_json or status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
             self.severe |= set() if lenient else {status}
@@ -125,13 +135,25 @@ class OpenCall:
         counted = self.severe if output.lenient else self.problems
         status = next((status for status in statuses if status in counted), CallStatus.OK)
         call = ParsedToolCall(
-            index, self.name, values, text, self.id, status, problem, raw, self.raw_values, span, self.late_id
+            index,
+            self.name,
+            values,
+            text,
+            self.id,
+            status,
+            problem,
+            raw,
+            self.raw_values,
+            span,
+            self.late_id,
         )
         between = reader.text(before, start) if output.base <= before <= start else ""
         lead = between if between.isspace() else ""
         output.calls.append(call)
         output.stop = stop
-        output.placed.append(Placed(ParsedPart(PartKind.TOOL_CALL, raw, span, index, lead), start, stop, call))
+        output.placed.append(
+            Placed(ParsedPart(PartKind.TOOL_CALL, raw, span, index, lead), start, stop, call)
+        )
         output.events.append(CallFinished(index, call, lead))
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:

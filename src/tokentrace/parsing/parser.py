@@ -6,6 +6,7 @@ from ..errors import InputError
 from ..study.reading import leading
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
+from ..values.schema import Tools
 from .calls import CallParser, count_attempts, find_attempts
 from .channels import ChannelParser
 from .compiled import Compiled
@@ -13,7 +14,6 @@ from .events import Done, Event, events_of
 from .output import Output, Placed
 from .reader import Match, Reader, Reading
 from .response import Finish, ParsedResponse, PartKind, TokenRange
-from .values import Tools
 
 
 class TurnParser:
@@ -66,7 +66,9 @@ class TurnParser:
             output.end_text()
             texts = (one.part.text for one in output.placed if one.part.kind is PartKind.CONTENT)
             opening = "" if self.opened or any(map(str.strip, texts)) else frame.open + frame.lead
-            output.missing.append(f"{opening}{frame.trail}{frame.close}{frame.after if frame.close else ''}")
+            output.missing.append(
+                f"{opening}{frame.trail}{frame.close}{frame.after if frame.close else ''}"
+            )
         return match
 
     def _is_stop(self, match: Match) -> Reading[bool]:
@@ -154,7 +156,9 @@ class StreamingParser:
         Raises InputError, and takes none, if one is not a token id, or after `finish`.
         """
         if self._response is not None:
-            raise InputError("the completion has ended (finish, response): make another parser for other ids")
+            raise InputError(
+                "the completion has ended (finish, response): make another parser for other ids"
+            )
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
             # the usual case in a stream: one id

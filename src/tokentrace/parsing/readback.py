@@ -66,7 +66,9 @@ _NOTHING = object()
 """A missing argument, which is not the same as null."""
 
 
-def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) -> Iterator[tuple[str, Any, Any]]:
+def _call_fields(
+    field: str, call: Mapping[str, Any], parsed: ParsedToolCall
+) -> Iterator[tuple[str, Any, Any]]:
     function = call.get("function", call)
     if call.get("id"):
         yield f"{field}.id", call["id"], parsed.id

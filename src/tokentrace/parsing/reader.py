@@ -235,7 +235,9 @@ class Reader:
         if report is not None and self.reported >= self.base and not report.decoder.buffer:
             self.plain, self.report, self.pending = plain, report, bytes(self.data[self.reported :])
 
-    def enclosed(self, notation: Notation, ends: list[Pieces], report: Report | None = None) -> Reading[bool]:
+    def enclosed(
+        self, notation: Notation, ends: list[Pieces], report: Report | None = None
+    ) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; True if it is closed.
 
         Stops at one of `ends`, and at what the notation does not allow.
@@ -263,7 +265,9 @@ class Reader:
                 depth += 1
             elif not quote and byte in notation.closing and depth > 1:
                 depth -= 1
-            elif byte != _CONTROL or (notation.strict and not quote) or (yield from self.sees_one(ends, at)):
+            elif (
+                byte != _CONTROL or (notation.strict and not quote) or (yield from self.sees_one(ends, at))
+            ):
                 closed = byte == quote if quote else byte in notation.closing
                 self.at = at + 1 if closed else at
                 self._report(report, self.at, final=True)

@@ -163,8 +163,12 @@ class ParsedResponse(ShowsItself):
                 function = {"name": call.name, "arguments": call.arguments_text}
                 name = call.id or (call_id or "call{:05}".format)(call.index)
                 calls[call.index] = {"id": name, "type": "function", "function": function}
-        texts = (part for part in self.parts if part.kind is not PartKind.REASONING and part.call not in calls)
-        content = "".join(part.lead + part.text for part in texts) if calls or not self.answer else self.answer
+        texts = (
+            part for part in self.parts if part.kind is not PartKind.REASONING and part.call not in calls
+        )
+        content = (
+            "".join(part.lead + part.text for part in texts) if calls or not self.answer else self.answer
+        )
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
         message |= {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
         return message | ({"tool_calls": list(calls.values())} if calls else {})

@@ -136,7 +136,9 @@ class PocketModel:
             if name not in shapes:
                 raise InputError(f"the new weights have {name!r}, which the model does not have")
             if arrays[name].shape != shapes[name]:
-                raise InputError(f"{name} has shape {arrays[name].shape}, but the model's has {shapes[name]}")
+                raise InputError(
+                    f"{name} has shape {arrays[name].shape}, but the model's has {shapes[name]}"
+                )
         if head is not None and not np.array_equal(head, arrays[_EMBEDDING]):
             raise InputError(f"{_HEAD} differs from {_EMBEDDING}: the model has one matrix for both")
         return PocketModel(self._config, arrays)
@@ -190,8 +192,6 @@ class PocketModel:
         (logits,) = self.extend([self.new_cache(len(ids))], [ids], every=True)
         return log_softmax(logits[:-1])[np.arange(len(ids) - 1), np.asarray(ids[1:], np.intp)]
 
-    # -- stages
-
     def _check(self, caches: Sequence[Cache], ids: Sequence[TokenIds]) -> list[npt.NDArray[np.intp]]:
         if len(caches) != len(ids) or not len(caches):
             raise InputError(f"{len(ids)} sequences of ids for {len(caches)} caches; give one for each")
@@ -203,7 +203,9 @@ class PocketModel:
             if row.ndim != 1 or not len(row) or not np.issubdtype(row.dtype, np.integer):
                 raise InputError(f"sequence {at}: the ids are not a list of at least one number")
             if row.min() < 0 or row.max() >= self.vocabulary_size:
-                raise InputError(f"sequence {at}: an id is outside of the vocabulary of {self.vocabulary_size}")
+                raise InputError(
+                    f"sequence {at}: an id is outside of the vocabulary of {self.vocabulary_size}"
+                )
             if (length := cache.length + len(row)) > self.longest:
                 raise InputError(f"sequence {at}: {length} tokens are more than {self.longest}")
             rows.append(row.astype(np.intp))
@@ -218,12 +220,18 @@ class PocketModel:
         self, layer: _Layer, norms: Floats, x: Floats, cos: Floats, sin: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """Return scaled queries [tokens, heads, size], and keys and values [tokens, kv heads, size]."""
-        projected = (self._normed(x, layer.before_attention) @ layer.qkv).reshape(len(x), -1, self._head_size)
+        projected = (self._normed(x, layer.before_attention) @ layer.qkv).reshape(
+            len(x), -1, self._head_size
+        )
         both = self._normed(projected[:, : self._heads + self._kv_heads], norms)
         half = self._head_size // 2
         first, second = both[..., :half], both[..., half:]
         turned = np.concatenate((first * cos - second * sin, second * cos + first * sin), -1)
-        return turned[:, : self._heads], turned[:, self._heads :], projected[:, self._heads + self._kv_heads :]
+        return (
+            turned[:, : self._heads],
+            turned[:, self._heads :],
+            projected[:, self._heads + self._kv_heads :],
+        )
 
     def _attend_next(self, index: int, caches: Sequence[Cache], counts: Sequence[int], q: Floats) -> Floats:
         """Attend with one new token per sequence: one softmax for all."""

@@ -133,12 +133,12 @@ class Bridger:
         refusal = request.check(continuation)
         return self._join(stream, continuation) if refusal is None else refusal
 
-    # -- rendering after a turn
-
     def _continue(self, request: _Request, context: Messages, stand_in: StandIn) -> Outcome:
         return self._rendered_after(request.follow(context, stand_in), len(context), request.visible_tools)
 
-    def _rendered_after(self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True) -> Outcome:
+    def _rendered_after(
+        self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
+    ) -> Outcome:
         write = functools.partial(self.write, conversation, at, tools, prompted)
         return seams.find_continuation(conversation, at + 1, write, self.endings)
 
@@ -164,8 +164,6 @@ class Bridger:
         called = [call.name for call in calls if call.name is not None]
         return unnamed if len(called) > len(results) else unnamed._replace(names=called)
 
-    # -- proofs
-
     def _prove_any(
         self, request: _Request, stream: Stream, messages: Messages | None
     ) -> _Proof | BridgeRefusal:
@@ -173,7 +171,10 @@ class Bridger:
         proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
-        grammar, turn = self.compiled().grammar, read_turn(self.compiled(), stream.completion, stream.prompt)
+        grammar, turn = (
+            self.compiled().grammar,
+            read_turn(self.compiled(), stream.completion, stream.prompt),
+        )
         has_call: bool | None = None  # unknown: stand-ins with a call count, and those without
         if grammar.calls is not None or grammar.channels is not None:
             was_run = turn.attempts and seams.leading_results(request.new)
@@ -195,7 +196,12 @@ class Bridger:
             """Other refusals depend on the text."""
             return isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
 
-        key = (request.key, len(request.names), has_call, tuple(map(id, contexts)))  # contexts are constants
+        key = (
+            request.key,
+            len(request.names),
+            has_call,
+            tuple(map(id, contexts)),
+        )  # contexts are constants
         return self.cache.once(key, lambda: self._prove(request, has_call, contexts), keep=of_shape)
 
     def _prove(
@@ -227,7 +233,9 @@ class Bridger:
                 elif actual.tail != expected.tail or problem is not None:
                     texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
                     advice = "pass messages=, the conversation so far"
-                    detail = f"the text after the turn depends on the conversation before it: {texts}; {advice}"
+                    detail = (
+                        f"the text after the turn depends on the conversation before it: {texts}; {advice}"
+                    )
                     return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
                 elif self.as_inference and (rewrite := self._rewrite(other, request.visible_tools, actual)):
                     rewrites[rewrite] = None
@@ -257,8 +265,6 @@ class Bridger:
                     refusal = problem
         return second or refusal
 
-    # -- contexts
-
     @learned
     def _contexts(self, has_tools: bool) -> tuple[tuple[Messages, frozenset[int]], ...]:
         """Contexts, with control tokens: of each kind, the first with and without a call."""
@@ -276,8 +282,6 @@ class Bridger:
                     break
             chosen += by_call.values()
         return tuple(chosen)
-
-    # -- a past that production would rewrite
 
     def _rewrite(self, stand_in: StandIn, tools: Any, after: Continuation) -> _Rewrite | None:
         """What the new messages change about the turn before them."""
@@ -316,7 +320,10 @@ class Bridger:
         for tag in stream_tags:
             if tag[0] == compiled.reasoning_close:
                 between = data[end : tag.start()]
-                full, blank = full or bool(between), blank or not between.strip()  # white space may be either
+                full, blank = (
+                    full or bool(between),
+                    blank or not between.strip(),
+                )  # white space may be either
             end = tag.end()
         for rewrite in rewrites:
             applies = True
@@ -327,13 +334,15 @@ class Bridger:
                 return BridgeRefusal(RefusalReason.REWRITES_PAST, problem)
         return None
 
-    # -- the seam between a stream and what follows it
-
     def _join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
         seam = self._seam(stream, continuation)
         if isinstance(seam, BridgeRefusal):
             return seam
-        encoded, conversation, first = continuation.encoded, continuation.conversation, continuation.first_new
+        encoded, conversation, first = (
+            continuation.encoded,
+            continuation.conversation,
+            continuation.first_new,
+        )
         rendering, after = encoded.rendering, slice(continuation.stop + seam.overlap, None)
         owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
         of_spans = [  # everything but a message's own text is scaffold, including its role
@@ -378,9 +387,13 @@ class Bridger:
     def _open_seam(self, stream: Stream, continuation: Continuation, last: int) -> _Seam | BridgeRefusal:
         """The seam of a template that ends the turn with text, or with nothing."""
         completion = stream.completion
-        whole = self._marked(continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut])
+        whole = self._marked(
+            continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut]
+        )
         past_close = self._marked(find_past_close(self.study))
-        starts = (at for at in range(len(whole) + 1) if _begins(whole, at) and past_close.endswith(whole[at:]))
+        starts = (
+            at for at in range(len(whole) + 1) if _begins(whole, at) and past_close.endswith(whole[at:])
+        )
         closing = whole[next(starts) :]
         ended = self._is_stop(last)
         data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)

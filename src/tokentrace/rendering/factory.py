@@ -110,7 +110,9 @@ def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any)
 def _check_variables(variables: Mapping[str, Any], templates: Collection[Template]) -> None:
     for name in variables:
         if name in OF_RENDER:
-            raise RendererError(f"{name} belongs to one conversation: pass it to render(), not to the renderer")
+            raise RendererError(
+                f"{name} belongs to one conversation: pass it to render(), not to the renderer"
+            )
         if problem := unread_variable(name, templates):
             settings = ", ".join(create_renderer.__kwdefaults__ or ())
             raise RendererError(f"{brief(name)} is not a setting of a renderer ({settings}), and {problem}")
@@ -122,9 +124,6 @@ def unread_variable(name: str, templates: Collection[Template]) -> str:
         return ""
     reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in templates))))
     return f"the chat template does not read it (it reads {reads or 'no variables'})"
-
-
-# -- templates
 
 
 def template_source(template: Any) -> Any:
@@ -170,9 +169,6 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
         name = tokenizer.name or "the tokenizer"
         raise TemplateError(f"{name} carries no chat template; pass chat_template= with its source")
     return {name: ChatTemplate(source) for name, source in tokenizer.templates.items()}
-
-
-# -- pools
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,9 @@ def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
     advice = "see result.lost; or set lost='error' or 'ignore'"
     warning = LostTextWarning(f"text reached no token: {excerpt} ({advice})")
     frame, level = sys._getframe(0), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace"
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(warning, stacklevel=level)
 
@@ -225,7 +227,9 @@ class _LostFinder:
         is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
         is_reasoning = (inline or origin.field in REASONING_FIELDS) and is_past
         if is_reasoning and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
-            self.left_out.dropped.append(Lost(index, name, "the template leaves past reasoning out", missing))
+            self.left_out.dropped.append(
+                Lost(index, name, "the template leaves past reasoning out", missing)
+            )
         else:
             is_all = sum(len(gap.strip()) for gap in gaps) == len(text.strip())
             self._add(origin, missing, is_all=is_all)
@@ -236,7 +240,9 @@ class _LostFinder:
         if not _DELIMITERS.fullmatch(text):
             return False
         spans = self._rendering.spans()
-        scaffold = "\0".join(piece for piece, turn, origin in spans if origin is None and turn in (message, -1))
+        scaffold = "\0".join(
+            piece for piece, turn, origin in spans if origin is None and turn in (message, -1)
+        )
         return all(word in scaffold for word in text.split())
 
     def _is_present(self, origin: Origin, text: str) -> bool:
@@ -283,7 +289,9 @@ def _uncovered(text: str, pieces: Sequence[str]) -> str:
         match = next((form for form in forms if form in text), "")
         if not match:
             lengths = range(1, len(piece) + 1)
-            match = piece[: bisect.bisect_left(lengths, True, key=lambda length: piece[:length] not in text)]
+            match = piece[
+                : bisect.bisect_left(lengths, True, key=lambda length: piece[:length] not in text)
+            ]
         text = text.replace(match, "\0", 1) if match else text
     return text
 

@@ -105,9 +105,6 @@ def _rewrite_turns(
     return Rendering.of([*pieces, *rendering.spans(at)]) if at else rendering
 
 
-# -- reasoning
-
-
 def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
     """A message's reasoning, and the field that holds it: perhaps content."""
     for name in REASONING_FIELDS:
@@ -128,7 +125,9 @@ def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: in
     if match is None:
         return True
     reasoning, name = match
-    return reasoning.strip() in "".join(text for text, _, origin in spans if origin == Origin.of(index, name))
+    return reasoning.strip() in "".join(
+        text for text, _, origin in spans if origin == Origin.of(index, name)
+    )
 
 
 def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since: int = -1) -> WrittenText:
@@ -156,7 +155,10 @@ def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
     """`new` with the end of `old`, if it has all text of `old` in order, field by field."""
     before, after = Rendering.of(old), Rendering.of(new)
     old_end, new_end = (  # where the last text of a field ends
-        max((end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None), default=0)
+        max(
+            (end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None),
+            default=0,
+        )
         for turn in (before, after)
     )
     old_fields, new_fields = _by_field(old), _by_field(new)
@@ -215,7 +217,11 @@ class _TurnRenderer:
         turn, origin = Rendering.of(old), Origin.of(index, match[1])
         for before, opening, closing in self._reasoning_blocks:
             if turn.text.startswith(before):
-                block: list[Span] = [(opening, index, None), (match[0], index, origin), (closing, index, None)]
+                block: list[Span] = [
+                    (opening, index, None),
+                    (match[0], index, origin),
+                    (closing, index, None),
+                ]
                 return [*turn.spans(0, len(before)), *block, *turn.spans(len(before))]
         return None
 
@@ -238,9 +244,6 @@ class _TurnRenderer:
         return blocks
 
 
-# -- history as it was sampled
-
-
 def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Messages) -> WrittenText:
     """Every assistant turn as it was written when it was the last, with all reasoning.
 
@@ -250,7 +253,10 @@ def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Mess
     try:
         parsed = with_parsed_arguments(messages)
         rendering = _run(run, parsed, prompted)
-    except (InputError, TemplateError):  # arguments that are not JSON, or a template that takes only JSON text
+    except (
+        InputError,
+        TemplateError,
+    ):  # arguments that are not JSON, or a template that takes only JSON text
         parsed, rendering = list(messages), _run(run, messages, prompted)
     turns = _TurnRenderer(parsed, run)
 
@@ -347,9 +353,6 @@ def _original(text: str, origin: Origin | None, message: Mapping[str, Any]) -> s
     return json.dumps(value) if isinstance(value, bool) or (value is None and text == "None") else text
 
 
-# -- spans
-
-
 def _turns(rendering: Rendering) -> dict[int, list[Span]]:
     turns: dict[int, list[Span]] = {}
     for turn in turn_spans(rendering):
@@ -369,7 +372,6 @@ def _text(spans: Sequence[Span]) -> str:
     return "".join(text for text, _, _ in spans)
 
 
-# -- a last message that is left open, for the model to continue: prefill
 #
 # As in transformers, a mark goes after the content, and the rendering is cut there. So the template sees content
 # even if it is empty, and white space before the mark does not end the message.
@@ -388,7 +390,10 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
         advice = "use add_generation_prompt for a new one"
         problem = f"an assistant message, but the last one has role {last['role']}; {advice}"
     elif last.get("tool_calls"):
-        problem, field = "content at the end, but tool calls come after it; leave the calls out", "tool_calls"
+        problem, field = (
+            "content at the end, but tool calls come after it; leave the calls out",
+            "tool_calls",
+        )
     elif isinstance(content, str):
         return [*messages[:at], {**last, "content": content + _TAG}]
     else:
@@ -409,7 +414,9 @@ def left_open(rendering: Rendering, message: int) -> Rendering:
             stripped = not rendering.text.startswith(_TAG, at)
             stop = len(rendering.text[:at].rstrip()) if stripped else at
             opened = Rendering.of(rendering.spans(0, stop))
-            opened.generation = [(start, min(end, stop)) for start, end in rendering.generation if start < stop]
+            opened.generation = [
+                (start, min(end, stop)) for start, end in rendering.generation if start < stop
+            ]
             return opened
     problem = "the template does not write the content of this message where it could be continued"
     raise TemplateError(problem, message=message)

@@ -63,8 +63,6 @@ class RenderedTokens(ShowsItself):
     """What could not be proven."""
     find_lost: Callable[[], LeftOut] = lambda: LeftOut([], [], [])
 
-    # -- per token
-
     @property
     def ids(self) -> Ids:
         return self.encoded.ids
@@ -86,7 +84,13 @@ class RenderedTokens(ShowsItself):
     def notes(self) -> list[str]:
         """What is not proven, looks inconsistent, or is written differently."""
         remarks = conversation_remarks(self.conversation, continued=self.continued)
-        notes = [*self.problems, *self._tag_notes(), *self._control_notes(), *remarks, *self._left_out.altered]
+        notes = [
+            *self.problems,
+            *self._tag_notes(),
+            *self._control_notes(),
+            *remarks,
+            *self._left_out.altered,
+        ]
         return list(dict.fromkeys(notes))
 
     @property
@@ -106,7 +110,9 @@ class RenderedTokens(ShowsItself):
     def messages(self) -> npt.NDArray[np.int32]:
         owners = span_messages(self.rendering, self.conversation)
         messages = self.encoded.per_token(np.asarray(owners, np.int32))
-        for turn in self.turns:  # a stop token that is the next turn's head belongs to the turn that sampled it
+        for (
+            turn
+        ) in self.turns:  # a stop token that is the next turn's head belongs to the turn that sampled it
             messages[turn.start : turn.stop] = turn.message
         return messages
 
@@ -150,8 +156,6 @@ class RenderedTokens(ShowsItself):
         """The text of each token on its own; invalid UTF-8 becomes U+FFFD."""
         return [self.tokenizer.decode((index,)) for index in self.token_ids]
 
-    # -- selecting
-
     def role(self, message: int) -> str | None:
         return str(self.conversation[message]["role"]) if message >= 0 else None
 
@@ -173,7 +177,9 @@ class RenderedTokens(ShowsItself):
         if message is not None:
             last = len(roles) - 1
             if not -1 <= whole("message", message) <= last:
-                raise RendererError(f"there is no message {message}; there are {len(roles)}, from 0 to {last}")
+                raise RendererError(
+                    f"there is no message {message}; there are {len(roles)}, from 0 to {last}"
+                )
             chosen &= self.messages == message
         if role is not None:
             _check_name("role", role, {*ROLES, *roles})
@@ -206,7 +212,9 @@ class RenderedTokens(ShowsItself):
         if isinstance(at, slice):
             return [self[index] for index in range(*at.indices(len(self)))]
         index = range(len(self))[at]  # IndexError where there is none
-        span, message, number = (int(column[index]) for column in (self.encoded.spans, self.messages, self.ids))
+        span, message, number = (
+            int(column[index]) for column in (self.encoded.spans, self.messages, self.ids)
+        )
         origin = self.rendering.origins[span]
         text, role, name = self.tokenizer.decode((number,)), self.role(message), self._span_fields[span]
         return Token(number, text, message, role, name, origin, bool(self.mask[index]))
@@ -220,8 +228,6 @@ class RenderedTokens(ShowsItself):
     def __repr__(self) -> str:
         return f"RenderedTokens({len(self.ids)} tokens, {int(self.mask.sum())} sampled)"
 
-    # -- notes
-
     def _tag_notes(self) -> Iterator[str]:
         if not self.rendering.generation:
             return
@@ -233,7 +239,9 @@ class RenderedTokens(ShowsItself):
         differ = tagged != self.mask
         if differ.any():
             only_tagged, only_sampled = (int(np.count_nonzero(differ & one)) for one in (tagged, self.mask))
-            counts = f"{only_tagged} tokens are tagged but not sampled, {only_sampled} sampled but not tagged"
+            counts = (
+                f"{only_tagged} tokens are tagged but not sampled, {only_sampled} sampled but not tagged"
+            )
             first_at = f"the first at token {int(differ.argmax())}"
             yield f"the template's generation tags disagree with what is sampled: {counts}; {first_at}"
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, Never
 
 from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
-from ..conversation.place import Place
-from ..conversation.values import is_plain, plain_json
 from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -20,7 +18,6 @@ from ..parsing.marked import MarkedBytes
 from ..parsing.parser import StreamingParser, read_turn
 from ..parsing.readback import MISREAD, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
-from ..parsing.values import Tools
 from ..settings import choose, flag
 from ..study.memory import Memory, learned
 from ..study.probes import ASSISTANT_TURNS, STAND_IN_TOOL
@@ -35,6 +32,9 @@ from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from ..tokens.ids import check_ids, check_last, check_sampled
 from ..tokens.tokenizer import Tokenizer
+from ..values.place import Place
+from ..values.plain import is_plain, plain_json
+from ..values.schema import Tools
 from .bridged import BridgedTokens, Stream, Truncation
 from .bridging import Bridger
 from .lost import LostPolicy, find_lost, report_lost
@@ -65,10 +65,10 @@ class Renderer:
     def __post_init__(self) -> None:
         with_parsers(TurnGrammar(), self.tool_parser, self.reasoning_parser)  # raises if they are wrong
         templates, variables = self.templates.items(), self.template_kwargs
-        self._studies = {name: study_of(template, self.tokenizer, variables) for name, template in templates}
+        self._studies = {
+            name: study_of(template, self.tokenizer, variables) for name, template in templates
+        }
         self.cache, self._tools = Memory(), Memory(most=256)  # a silent twin shares them
-
-    # -- rendering
 
     def render(
         self,
@@ -140,12 +140,17 @@ class Renderer:
         self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False, **variables: Never
     ) -> list[int]:
         """The ids alone."""
-        rendered = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        rendered = self.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
         return rendered.token_ids
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """Encode text, control tokens only where allowed. Raises ControlTokenError or InputError."""
-        constants, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
+        constants, inner = (
+            self.study(tools).template.constants,
+            functools.partial(self.inner_token_ids, tools),
+        )
         trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, constants=constants)
         try:
             return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
@@ -153,8 +158,6 @@ class Renderer:
             raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
         except UnicodeEncodeError as error:
             raise unencodable_error(rendering, tools) from error
-
-    # -- stages
 
     def study(self, tools: Any = None) -> TemplateStudy:
         """The study of the template in use: a model may ship a separate one for tools."""
@@ -164,7 +167,9 @@ class Renderer:
             if (study := self._studies.get(name)) is not None:
                 return study
         names = ", ".join(sorted(self._studies))
-        raise RendererError(f"this tokenizer has no default chat template, only {names}; pass chat_template=")
+        raise RendererError(
+            f"this tokenizer has no default chat template, only {names}; pass chat_template="
+        )
 
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings. Raises InputError, also for an unknown role."""
@@ -185,15 +190,15 @@ class Renderer:
         """Tools, cached by content, since callers may change a list."""
         prepare = functools.partial(PreparedTools.of, tools, as_json=self.messages is MessageForm.ADAPT)
         try:
-            graph = marshal.dumps(tools)  # writes a shared value once, so equal tools may have several graphs
+            graph = marshal.dumps(
+                tools
+            )  # writes a shared value once, so equal tools may have several graphs
         except ValueError:  # too deep, or objects of other types, such as functions
             return prepare()
         return self._tools.once(graph, prepare, keep=lambda _: is_plain(tools))
 
     def _adapt(self, checked: Messages, study: TemplateStudy) -> Adapted:
         return Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
-
-    # -- facts of the template
 
     def template_digests(self) -> dict[str, str]:
         """A hash of each template, by its name."""
@@ -210,9 +215,9 @@ class Renderer:
     def inner_token_ids(self, tools: Any = None) -> frozenset[int]:
         """The control tokens that a trusted assistant's text may hold."""
         study = self.study(tools)
-        return study.inner_tokens(with_parsers(study.grammar(False), self.tool_parser, self.reasoning_parser))
-
-    # -- bridging
+        return study.inner_tokens(
+            with_parsers(study.grammar(False), self.tool_parser, self.reasoning_parser)
+        )
 
     def bridge(
         self,
@@ -233,7 +238,9 @@ class Renderer:
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
         adapted = Adapted(()) if is_empty else self.adapt_messages(new_messages, tools=tools)
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
-        completion = check_sampled(prev_completion_ids, "prev_completion_ids", self.tokenizer.vocabulary.size)
+        completion = check_sampled(
+            prev_completion_ids, "prev_completion_ids", self.tokenizer.vocabulary.size
+        )
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         stream = Stream(prev_prompt_ids, completion)
         bridger, key = self._bridger(study, bool(tools)), self._prepare(tools).key
@@ -275,8 +282,6 @@ class Renderer:
         rendering = write_conversation(run, messages, prompted, past).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
         return self.encode_text(rendering, messages, tools=tools), turns
-
-    # -- parsing
 
     def decode(self, token_ids: Any) -> str:
         """The text of token ids. Never encode it again."""
@@ -347,10 +352,10 @@ class Renderer:
             except TokentraceError:
                 continue
             for turn in rendered.turns[:1]:
-                parsed = read_turn(compiled, rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start])
+                parsed = read_turn(
+                    compiled, rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
+                )
                 yield from misread_parts(rendered.rendering, parsed, compiled.grammar)
-
-    # -- copies
 
     def silent(self) -> Renderer:
         if self.lost is LostPolicy.IGNORE:
@@ -365,7 +370,9 @@ class Renderer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings, without what was learned."""
-        return functools.partial(type(self), **{one.name: getattr(self, one.name) for one in fields(self)}), ()
+        return functools.partial(
+            type(self), **{one.name: getattr(self, one.name) for one in fields(self)}
+        ), ()
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"

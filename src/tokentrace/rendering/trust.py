@@ -35,14 +35,18 @@ def check_trusted(
     if not all(isinstance(name, str) for name in names):
         raise RendererError(f"trusted must be a set of roles (strings), not {brief(trusted)}")
     usual = ROLES | {"tools", "kwargs", "documents"} | {f"kwargs.{name}" for name in kwargs}
-    allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
+    allowed = usual.union(
+        word for template in templates for word in template.constants if word.isidentifier()
+    )
     for name in sorted({*names} - allowed):
         known = ", ".join(sorted(usual))
         raise RendererError(f"trusted: {brief(name)} is neither a role nor a source of text; use {known}")
     return frozenset(names)
 
 
-def trust_of(origin: Origin, messages: Messages, trusted: frozenset[str], constants: frozenset[str]) -> Trust:
+def trust_of(
+    origin: Origin, messages: Messages, trusted: frozenset[str], constants: frozenset[str]
+) -> Trust:
     """Which control tokens a span of this origin may hold, or be a part of."""
     if origin.message is not None:
         role = messages[origin.message]["role"]

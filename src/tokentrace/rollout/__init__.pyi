@@ -1,6 +1,6 @@
 """The public names of rollouts and where each is defined."""
 
-from ..conversation.functions import function_schema as function_schema
+from ..values.functions import function_schema as function_schema
 from .batch import Summary as Summary
 from .batch import grouped as grouped
 from .batch import row_task as row_task

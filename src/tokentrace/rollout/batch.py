@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from ..conversation.place import Place, is_list
-from ..conversation.values import parse_json
 from ..data.conversations import COMPLETIONS, MESSAGES, TOOLS, conversation_of, table_row
 from ..errors import ContinuationError, InputError, brief
 from ..settings import instance, whole
+from ..values.place import Place, is_list
+from ..values.plain import parse_json
 from .calling import together
 from .ends import End
 from .loop import Agent, Rollout, Task
@@ -120,7 +120,9 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
         settings[key] = value
     selection = both.get("tool_selection") or ()
     if not is_list(selection) or (selection and conversation.tools):
-        raise InputError("must be a list of names, and cannot be combined with tools", field="tool_selection")
+        raise InputError(
+            "must be a list of names, and cannot be combined with tools", field="tool_selection"
+        )
     schemas = [schema.get("function", schema) for schema in conversation.tools or ()]
     names = [*map(str, selection), *(str(schema.get("name")) for schema in schemas)]
     by_name = {tool.name: tool for tool in tools}
@@ -158,7 +160,9 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
-        raise InputError(f"task {number} is {brief(task)}, not a Task; row_task makes one from a dataset row")
+        raise InputError(
+            f"task {number} is {brief(task)}, not a Task; row_task makes one from a dataset row"
+        )
     return task if task.name else replace(task, name=f"task-{number:05d}")
 
 

@@ -48,7 +48,9 @@ async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Return
     return [task.result() for task in tasks if not task.cancelled()]
 
 
-async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: str, notes: list[str]) -> None:
+async def noted(
+    step: Callable[[], Awaitable[Any]], limit: float | None, who: str, notes: list[str]
+) -> None:
     """Run the last step of a tool or a user. A failure becomes a note."""
     try:
         await within(step(), limit, who)

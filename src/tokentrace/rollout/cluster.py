@@ -81,7 +81,9 @@ async def run_rollouts_on_ray(
             async with asyncio.TaskGroup() as group:
                 slots = math.ceil(concurrency / seats)
                 sitting = [group.create_task(crew.seat(slots)) for _ in range(seats)]
-                summary = await run_all(run, chosen, concurrency=concurrency, store=store, done=done, seed=seed)
+                summary = await run_all(
+                    run, chosen, concurrency=concurrency, store=store, done=done, seed=seed
+                )
                 for one in sitting:
                     one.cancel()
         except ExceptionGroup as failed:
@@ -171,9 +173,6 @@ class _Workers:
         if change := differing(self.first, crew):
             raise InputError(f"node {node} differs: {change}; workers must be the same everywhere")
         return answer
-
-
-# -- on the nodes
 
 
 async def configured_crew(path: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Crew:

@@ -90,7 +90,9 @@ def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
     return users
 
 
-def choose_user(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]) -> BaseInteraction | None:
+def choose_user(
+    users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]
+) -> BaseInteraction | None:
     """A task's simulated user: the one that its settings name, or the only one."""
     if not users or "" in users:
         return users.get("")

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..conversation.place import is_list
 from ..errors import InputError, brief
 from ..settings import explain_invalid
+from ..values.place import is_list
 from .calling import describe_error
 from .interactions import BaseInteraction, as_interactions
 from .mcp import MCPConfig, mcp_tools
@@ -102,7 +102,13 @@ def read_config(path: str | Path) -> Document:
         if node.id == "scalar":
             try:
                 return loader.construct_object(node, deep=True)
-            except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # month 13
+            except (
+                ValueError,
+                ArithmeticError,
+                LookupError,
+                AttributeError,
+                TypeError,
+            ) as error:  # month 13
                 raise fault(f"{brief(node.value)} cannot be read: {error}; quote it", node) from error
         value: dict[str, Any] = {}
         for key, one in node.value:
@@ -126,7 +132,9 @@ def read_config(path: str | Path) -> Document:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: settings are nested too deeply, or an anchor contains itself") from error
+        raise ConfigError(
+            f"{path}: settings are nested too deeply, or an anchor contains itself"
+        ) from error
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
@@ -178,9 +186,6 @@ def _from_file(path: Path) -> types.ModuleType:
     return sys.modules[name]
 
 
-# -- tools
-
-
 class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
     class_name: str | None = None
     config: dict[str, Any] = {}
@@ -201,7 +206,9 @@ def load_tools(path: str | Path) -> list[BaseTool]:
 
 def make_tools(document: Document) -> list[BaseTool]:
     tools: list[BaseTool] = []
-    for at, section in enumerate(document.convert(list[ToolSection], document.values.get("tools"), "tools")):
+    for at, section in enumerate(
+        document.convert(list[ToolSection], document.values.get("tools"), "tools")
+    ):
         kinds = ("mcp", "function", "class_name")
         kind = next((name for name in kinds if getattr(section, name) is not None), None)
         if kind is None:
@@ -292,7 +299,9 @@ def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
 
 def make_interactions(document: Document) -> dict[str, BaseInteraction]:
     sections = document.values.get("interaction")
-    listed = document.convert(list[UserSection], sections if is_list(sections) else [sections], "interaction")
+    listed = document.convert(
+        list[UserSection], sections if is_list(sections) else [sections], "interaction"
+    )
     if not listed:
         raise document.error("there must be at least one", "interaction")
     users: dict[str, BaseInteraction] = {}
@@ -308,5 +317,7 @@ def make_interactions(document: Document) -> dict[str, BaseInteraction]:
                 name = (kind.__name__.removesuffix("Interaction") or kind.__name__).lower()
             if name in users:
                 raise InputError(f"two simulated users are called {name!r}: give each a name")
-            users |= as_interactions({name: kind({**section.config, "name": name} if name else section.config)})
+            users |= as_interactions(
+                {name: kind({**section.config, "name": name} if name else section.config)}
+            )
     return users

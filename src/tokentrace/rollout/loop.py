@@ -74,7 +74,9 @@ class Agent:
         self.resume_aborted = instance("resume_aborted", resume_aborted, bool, InputError)
         self._unnamed = itertools.count()
         most = self.budget.turn_tokens
-        sampling = instance("sampling", sampling or SamplingParams(max_tokens=most), SamplingParams, InputError)
+        sampling = instance(
+            "sampling", sampling or SamplingParams(max_tokens=most), SamplingParams, InputError
+        )
         check_logprobs(sampling, engine.capabilities)
         if self.resume_aborted:
             check_resumable(sampling)
@@ -121,7 +123,9 @@ class Agent:
                 rollout.seconds = time.monotonic() - began
         return rollout
 
-    def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
+    def go_on(
+        self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]
+    ) -> End | None:
         """Append new messages and bridge the stream to the next turn. If that fails, returns why."""
         bridge = partial(self.renderer.bridge, prompt, completion, new, tools=rollout.schemas)
         bridged = bridge()
@@ -161,7 +165,9 @@ class _Run:
 
     def resume(self) -> None:
         rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
-        prompt = renderer.render(rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True).ids
+        prompt = renderer.render(
+            rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True
+        ).ids
         first, parts = trajectory.writes()[0].tokens.ids, trajectory.turns()
         size, recorded = renderer.tokenizer.vocabulary.size, trajectory.vocab_size
         ends_with_turn = bool(parts) and parts[-1].stop == len(trajectory)
@@ -294,7 +300,9 @@ class _Run:
             finder.feed(one)
         for end, one in enumerate(part.ids.tolist(), 1):
             if (text := finder.feed(one)) is not None:
-                spans = (span._replace(stop=min(span.stop, end)) for span in part.versions if span.start < end)
+                spans = (
+                    span._replace(stop=min(span.stop, end)) for span in part.versions if span.start < end
+                )
                 channels = {name: entries[:end] for name, entries in part.channels.items()}
                 cut = replace(part, ids=part.ids[:end], logprobs=part.logprobs[:end], channels=channels)
                 return replace(cut, finish_reason=FinishReason.STOP, versions=tuple(spans), stopped_by=text)
@@ -388,7 +396,9 @@ class _Run:
         if user is None:
             return End.ANSWER
         conversation = [dict(message) for message in rollout.messages]
-        response = user.generate_response(rollout.instance, conversation, **rollout.task.interaction_settings)
+        response = user.generate_response(
+            rollout.instance, conversation, **rollout.task.interaction_settings
+        )
         reply = as_reply(await within(response, budget.interaction_timeout, "generate_response"))
         turn.add("interaction", user.name, reply.reward, reply.metrics)
         if reply.done:

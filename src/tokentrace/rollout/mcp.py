@@ -43,7 +43,9 @@ class MCPConfig:
         if (self.command is None) == (self.url is None):
             raise InputError("an MCP server needs either a command or a url, not both")
         if self.headers if self.url is None else self.args or self.env or self.cwd:
-            raise InputError("headers need an MCP server with a url; args, env and cwd need one with a command")
+            raise InputError(
+                "headers need an MCP server with a url; args, env and cwd need one with a command"
+            )
         if self.session not in ("run", "trajectory"):
             raise InputError(f"session must be 'run' or 'trajectory', not {brief(self.session)}")
         limit("start_timeout", self.start_timeout, error=InputError)
@@ -201,7 +203,9 @@ async def _connected(server: MCPConfig) -> AsyncIterator[Any]:
             target = StdioServerParameters(**{name: getattr(server, name) for name in names})
         else:  # the budget's tool_timeout limits answers
             timeout = httpx2.Timeout(30.0, read=None)
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=server.headers, timeout=timeout))
+            http = await stack.enter_async_context(
+                httpx2.AsyncClient(headers=server.headers, timeout=timeout)
+            )
             target = streamable_http_client(server.url, http_client=http)
         yield await stack.enter_async_context(Client(target))
 

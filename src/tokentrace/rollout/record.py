@@ -10,13 +10,13 @@ from itertools import chain, count
 from typing import Any
 
 from ..conversation.messages import Messages
-from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, brief
 from ..samples.trajectories import owned_turns
 from ..settings import as_float, choose, limit, whole
 from ..store.store import is_storable
 from ..trajectory.checks import mapping_json
 from ..trajectory.trajectory import Trajectory
+from ..values.place import is_list
 from .ends import FAILED_ENDS, End
 from .tools import BaseTool, Keep, as_tools, step_settings
 
@@ -129,7 +129,9 @@ class TurnMetrics:
         values = metrics if isinstance(metrics, Mapping) else {"value": metrics}
         if metrics:
             names = (key if isinstance(key, str) else brief(key) for key in values)
-            self.metrics.append({kind: name, **dict(zip(names, map(plain_json, values.values()), strict=True))})
+            self.metrics.append(
+                {kind: name, **dict(zip(names, map(plain_json, values.values()), strict=True))}
+            )
 
 
 def _total(name: str) -> Any:
@@ -177,7 +179,9 @@ class Rollout:
     @property
     def answer(self) -> str:
         """The model's last content, without reasoning and calls."""
-        replies = [one for one in self.messages[len(self.task.messages) :] if one.get("role") == "assistant"]
+        replies = [
+            one for one in self.messages[len(self.task.messages) :] if one.get("role") == "assistant"
+        ]
         return (replies[-1].get("content") or "") if replies else ""
 
     def metrics(self) -> dict[str, Any]:

@@ -183,7 +183,11 @@ def _renderer(document: Document, file: RunFile) -> Renderer:
     name, kind, folder = file.tokenizer, file.engine.kind, document.folder
     if name is None and kind != "embedded":
         raise document.error(f"'tokenizer' is missing: that of the model that {kind} serves")
-    if kind == "embedded" and name not in (None, POCKET.name) and (folder / name).resolve() != POCKET.resolve():
+    if (
+        kind == "embedded"
+        and name not in (None, POCKET.name)
+        and (folder / name).resolve() != POCKET.resolve()
+    ):
         raise document.error("the embedded engine has its own tokenizer: leave this out", "tokenizer")
     source = POCKET if name is None else folder / name if (folder / name).exists() else name
     parameters = inspect.signature(create_renderer).parameters.values()

@@ -78,7 +78,9 @@ class RolloutStore:
     def finished(self) -> list[dict[str, Any]]:
         """The name, metrics, notes and metadata of each finished rollout."""
         rows = [(name, _metadata(info), _result(info)) for name, info in self._sessions.items()]
-        return [{"name": name, "metadata": metadata, **one} for name, metadata, one in rows if one is not None]
+        return [
+            {"name": name, "metadata": metadata, **one} for name, metadata, one in rows if one is not None
+        ]
 
     @property
     def unfinished(self) -> list[str]:
@@ -136,7 +138,11 @@ class RolloutStore:
         self._wait(self._save(rollout, finished=True))
 
     async def _save(self, rollout: Rollout, *, finished: bool = False) -> None:
-        name, metadata, trajectory = rollout.task.name, plain_json(rollout.task.metadata), rollout.trajectory
+        name, metadata, trajectory = (
+            rollout.task.name,
+            plain_json(rollout.task.metadata),
+            rollout.trajectory,
+        )
         info = self._sessions.get(name) or await self._start(name)
         settings = {**info.settings, "vocab_size": trajectory.vocab_size}
         info = await self._store.update(info.id, metadata=metadata, settings=settings)
@@ -185,7 +191,9 @@ class RolloutStore:
             for sample in trajectory_samples(trajectory, reward=reward, advantage=values.get(row["name"])):
                 yield sample.replace(reward=reward)  # metadata may have another "reward"
 
-    def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
+    def write_rows(
+        self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> Path:
         """Write the rows to ``rows.parquet``, whose metadata names the groups."""
         from ..data.tables import CHANNELS, ROLLOUT, sample_columns, sample_writer, samples_table
 
@@ -239,9 +247,6 @@ def group_advantages(rows: Collection[Mapping[str, Any]]) -> Relative:
 def _group(row: Mapping[str, Any]) -> str:
     group = row["metadata"].get("group")
     return str(row["name"] if group is None else group)
-
-
-# -- the settings of a run
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:

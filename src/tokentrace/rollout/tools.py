@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
-from ..conversation.place import is_list
 from ..errors import InputError, brief, kind_of
 from ..parsing.response import CallStatus, ParsedToolCall
 from ..tokens.tokenizer import Tokenizer
+from ..values.functions import function_schema
+from ..values.place import is_list
 from .calling import called, describe_error, noted, takes, within
 
 if TYPE_CHECKING:
@@ -131,9 +131,13 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseT
     for tool in tools:
         if not isinstance(tool, BaseTool):
             has_schema = hasattr(tool, "tool_schema") or hasattr(tool, "get_openai_tool_schema")
-            adoptable = has_schema and any(callable(getattr(tool, name, None)) for name in ("execute", "call"))
+            adoptable = has_schema and any(
+                callable(getattr(tool, name, None)) for name in ("execute", "call")
+            )
             if isinstance(tool, type) or not (callable(tool) or adoptable):
-                raise InputError(f"{brief(tool)} is not a function or an object with execute and a tool_schema")
+                raise InputError(
+                    f"{brief(tool)} is not a function or an object with execute and a tool_schema"
+                )
             tool = AdoptedTool(tool) if adoptable else FunctionTool(tool)
         if tool.name in by_name:
             raise InputError(f"two tools are called {tool.name!r}")
@@ -170,7 +174,9 @@ def as_result(answer: Any, tool: str) -> ToolResult:
     if isinstance(answer, tuple) and 0 < len(answer) <= 3:
         first, number, more = (*answer, None, None)[:3]
         fits = len(answer) == 3 and (isinstance(first, str | Mapping) or is_list(first))
-        fits = fits and (number is None or hasattr(number, "__float__")) and isinstance(more, Mapping | None)
+        fits = (
+            fits and (number is None or hasattr(number, "__float__")) and isinstance(more, Mapping | None)
+        )
         if fits or is_response(first):
             answer, reward, metrics = first, number, more
     media: list[str] = []
@@ -199,7 +205,9 @@ def is_response(answer: Any) -> bool:
 
 def media_of(response: Any) -> list[str]:
     media = {name: getattr(response, name) for name in ("image", "video")}
-    counts = {name: len(value) if is_list(value) else int(value is not None) for name, value in media.items()}
+    counts = {
+        name: len(value) if is_list(value) else int(value is not None) for name, value in media.items()
+    }
     return [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
 
 
@@ -248,7 +256,11 @@ class Toolbox:
 
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
         """Run the calls of a turn at the same time, and count them. Raises InputError."""
-        began, notes, most = time.monotonic(), self._rollout.notes, self._budget.parallel_calls or len(calls)
+        began, notes, most = (
+            time.monotonic(),
+            self._rollout.notes,
+            self._budget.parallel_calls or len(calls),
+        )
         # a call that cancels its own task has failed; if this task is cancelled, gather still raises
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
         results = [one if isinstance(one, ToolResult) else failure(describe_error(one)) for one in done]

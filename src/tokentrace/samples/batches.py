@@ -59,7 +59,9 @@ def collate(
     if not isinstance(tensors, str) or tensors not in ("numpy", "torch"):
         raise SampleError(f"tensors must be 'numpy' or 'torch', not {brief(tensors)}")
     for name in _COLUMNS & (channels or {}).keys():
-        raise SampleError(f"channels: {name!r} is a column of the batch itself; give the channel another name")
+        raise SampleError(
+            f"channels: {name!r} is a column of the batch itself; give the channel another name"
+        )
     rows = _Rows(as_samples(samples), version, channels or {})
     width = rows.width(length, multiple_of)
     columns = [rows.columns(number) for number in range(len(rows.samples))]
@@ -178,9 +180,6 @@ def _as_torch(columns: Columns) -> dict[str, Any]:
     return {name: convert(values) for name, values in columns.items()}
 
 
-# -- staleness: how many versions the weights that sampled a token are behind those being trained
-
-
 def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
     """The version that sampled each token, an integer or text of digits; -1 if none is recorded.
 
@@ -190,7 +189,9 @@ def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
     for version, start, stop in sample.versions:
         number = int(version) if isinstance(version, str) and _DIGITS.fullmatch(version) else version
         if isinstance(number, str) or not 0 <= number < 2**63:
-            raise SampleError(f"{sample!r} has version {brief(version)}: versions must be integers from 0 on")
+            raise SampleError(
+                f"{sample!r} has version {brief(version)}: versions must be integers from 0 on"
+            )
         versions[start:stop] = number
     return versions
 

@@ -89,7 +89,9 @@ class Sample(ShowsItself, TokenTable):
 
     def _check_range(self, start: Any, stop: Any, what: str) -> None:
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= len(self)):
-            raise SampleError(f"{what}: {brief(start)}..{brief(stop)} is not a range of the {len(self)} tokens")
+            raise SampleError(
+                f"{what}: {brief(start)}..{brief(stop)} is not a range of the {len(self)} tokens"
+            )
 
     @property
     def token_ids(self) -> list[int]:
@@ -157,9 +159,6 @@ def as_samples(samples: Any) -> list[Sample]:
 def _cut(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
     moved = ((span, max(span.start, start) - start, min(span.stop, stop) - start) for span in spans)
     return tuple(span._replace(start=first, stop=last) for span, first, last in moved if first < last)
-
-
-# -- samples that are too long
 
 
 class Overlong(StrEnum):
@@ -236,7 +235,9 @@ def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
         fitting = [message for message in messages if message.end <= length]
         if not fitting:
             return 0, 0
-        last = fitting[-1]  # its close goes with it, or is cut off where it does not fit: it carries no loss
+        last = fitting[
+            -1
+        ]  # its close goes with it, or is cut off where it does not fit: it carries no loss
         return 0, last.stop if last.stop <= length else last.end
     # The generation prompt of a sampled token is in the message before: the cut would remove the speaker's name.
     opened = sample.mask | (sample.kinds == Kind.SAMPLED)

@@ -143,11 +143,15 @@ def build_supervised_samples(
     return _built(renderer, SampleSettings(**settings), messages, tools, since)
 
 
-def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
+def _built(
+    renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int
+) -> list[Sample]:
     """Build rows, and give the first warning of each kind to the public function's caller."""
     builder = renderer.cache.once(settings, lambda: SampleBuilder(renderer, settings))
     samples = builder.build(messages, tools, since, keep=False)
-    first = {type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)}
+    first = {
+        type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)
+    }
     for warning in first.values():
         warnings.warn(warning, stacklevel=3)
     return samples
@@ -212,7 +216,9 @@ class SampleBuilder:
         checked = rendered.conversation
         if not is_flagged:
             chosen, notes = self._chosen(checked, since)
-        remarks = self._pasts.remarks(rendered, checked, tools, chosen, of_history=self.settings.past is None)
+        remarks = self._pasts.remarks(
+            rendered, checked, tools, chosen, of_history=self.settings.past is None
+        )
         return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks], keep)]
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
@@ -220,7 +226,9 @@ class SampleBuilder:
             raise SampleError(f"since is {since}, but the conversation has {len(messages)} messages")
         if unknown := sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages}):
             raise SampleError(f"roles names {unknown[0]!r}, no usual role and none of this conversation")
-        chosen = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
+        chosen = [
+            at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since
+        ]
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         off = [at for at in chosen if _flag(at, messages[at]) is False]
         if self.settings.turns is Turns.FLAGGED:
@@ -281,7 +289,9 @@ class SampleBuilder:
             endless = [at for at in endless if stop is None or at != last.message]
             if stop is not None and is_last and not self.settings.final_stop:
                 text = self.renderer.tokenizer.decode([stop])
-                problem = f"ends without the token {text!r} that the model stops with: final_stop=True adds it"
+                problem = (
+                    f"ends without the token {text!r} that the model stops with: final_stop=True adds it"
+                )
                 notes.append(f"message {last.message}: {problem}")
                 stop = None
         if endless and self.renderer.turn_stop_ids():
@@ -347,8 +357,7 @@ def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
     return None
 
 
-# -- parts: what each token of a conversation is, delimiters inside an assistant's turn included
-
+# what each token is, delimiters inside an assistant's turn included
 _BY_FIELD = {
     "role": Part.SCAFFOLD,
     "content": Part.CONTENT,

@@ -58,7 +58,9 @@ def each_trajectory_sample(
     return (_row(trajectory, one.index, carried, values) for one in trajectory.branches if one.sampled)
 
 
-def _row(trajectory: Trajectory, index: int, reward: float | None, values: dict[int, float] | None) -> Sample:
+def _row(
+    trajectory: Trajectory, index: int, reward: float | None, values: dict[int, float] | None
+) -> Sample:
     table, turns = trajectory.table(index), trajectory.turns(index)
     sampled = [turn for turn in turns if len(turn)]
     advantages = None
@@ -156,15 +158,14 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
     return number
 
 
-# -- advantages: how a rollout or a turn compares with the others of its group, the rollouts of one task
-#
-# Where nothing can be compared (a group of one, equal rewards), it is 0, never NaN, and a note reports it.
-
 EPSILON = 1e-6  # added to the deviation of a group
 
 
 class Baseline(StrEnum):
-    """What a reward is compared with."""
+    """What a reward is compared with: the rewards of its group, the rollouts of one task.
+
+    Where nothing can be compared (a group of one, equal rewards), an advantage is 0, and a note reports it.
+    """
 
     STD = "std"
     """Minus the mean of its group, divided by the group's standard deviation (n - 1, plus 1e-6): GRPO."""
@@ -284,7 +285,9 @@ def trajectory_advantages(
         for name, added in _turn_advantages(recorded, groups, how, gamma).items():
             values[name] = [value + weight * one for value, one in zip(values[name], added, strict=True)]
     without = [name for name in rewards if name not in rewarded]
-    return Advantages(values, (*outcome.notes, *_note("no advantage for rollouts without a reward", without)))
+    return Advantages(
+        values, (*outcome.notes, *_note("no advantage for rollouts without a reward", without))
+    )
 
 
 def _turn_advantages(

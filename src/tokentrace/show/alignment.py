@@ -39,7 +39,9 @@ class Hunk(NamedTuple):
 
     def moved(self, by: int, other_by: int) -> Hunk:
         """The same difference in sequences with this many tokens before it."""
-        return Hunk(self.start + by, self.stop + by, self.other_start + other_by, self.other_stop + other_by)
+        return Hunk(
+            self.start + by, self.stop + by, self.other_start + other_by, self.other_stop + other_by
+        )
 
 
 def align(one: Ids, other: Ids) -> Iterator[Hunk]:
@@ -59,7 +61,9 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
             yield hunk
             continue
         bounds = [(0, 0), *anchors, (len(here), len(there))]
-        parts = [Hunk(a, b, c, d).moved(hunk.start, hunk.other_start) for (a, c), (b, d) in pairwise(bounds)]
+        parts = [
+            Hunk(a, b, c, d).moved(hunk.start, hunk.other_start) for (a, c), (b, d) in pairwise(bounds)
+        ]
         todo += reversed(parts)
 
 

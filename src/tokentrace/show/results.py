@@ -127,9 +127,6 @@ def excerpt(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tuple
     return Contrast(track(sides[0], hunk.start), track(sides[1], hunk.other_start), parts, names)
 
 
-# -- renderings, bridges, rows
-
-
 @_document.register
 def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
     track = rendering_track(value)
@@ -155,7 +152,9 @@ def rendering_track(rendered: RenderedTokens) -> Track:
         about=counted(int(rendered.control.sum()), "control token"),
         cards=_stop_cards(rendered),
         notes=[*(f"lost: {one}" for one in rendered.lost), *rendered.notes],
-        edits=[edit(f"message {one.message}: {one.what}", one.before, one.after) for one in rendered.changes],
+        edits=[
+            edit(f"message {one.message}: {one.what}", one.before, one.after) for one in rendered.changes
+        ],
     )
 
 
@@ -203,7 +202,9 @@ def _bridge(value: BridgedTokens, tokenizer: Tokenizer | None) -> Document:
         roles=["new message"] * value.new_count,
         about=f"{counted(stream)} of stream and {len(value.new_ids):,} new",
         notes=value.notes,
-        edits=[edit(f"new message {one.message}: {one.what}", one.before, one.after) for one in value.changes],
+        edits=[
+            edit(f"new message {one.message}: {one.what}", one.before, one.after) for one in value.changes
+        ],
     )
     start = f"track=0&at={stream}"
     return Document("Bridge to the next turn", "tokentrace bridge", tracks=[track], start=start)
@@ -270,12 +271,12 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
             }
             for turn in rendered.turns
         ],
-        **{name: [asdict(one) for one in getattr(rendered, name)] for name in ("changes", "lost", "dropped")},
+        **{
+            name: [asdict(one) for one in getattr(rendered, name)]
+            for name in ("changes", "lost", "dropped")
+        },
         "notes": list(rendered.notes),
     }
-
-
-# -- trajectories
 
 
 @_document.register
@@ -283,7 +284,9 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
     branches, turns = value.branches, owned_turns(value)
     numbers = {turn.write: number for number, turn in enumerate(turns)}
     lead = " · ".join(f"{name}: {entry}" for name, entry in value.metadata.items())
-    metadata = Table("Metadata", ["", ""], [[*map(str, entry)] for entry in value.metadata.items()], words=2)
+    metadata = Table(
+        "Metadata", ["", ""], [[*map(str, entry)] for entry in value.metadata.items()], words=2
+    )
     reward = [] if value.reward is None else [Card("Reward", f"{value.reward:g}")]
     return Document(
         value.name or "Trajectory",
@@ -335,13 +338,12 @@ def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer:
     )
 
 
-# -- parsed responses
-
-
 @_document.register
 def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
     parts = [part for part in value.parts if part.text]
-    size = max((span.stop for span in (*(one.span for one in value.regions), value.unread) if span), default=0)
+    size = max(
+        (span.stop for span in (*(one.span for one in value.regions), value.unread) if span), default=0
+    )
     track = Track(
         "completion",
         np.full(len(parts), -1, np.int32),
@@ -366,7 +368,9 @@ def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
             Card("Stop token", stop),
             Card("Calls", f"{len(value.calls):,}", f"of {counted(len(value.tool_calls), 'attempt')}"),
         ],
-        notes=[] if unread is None else [f"tokens {unread.start} to {unread.stop - 1} follow the stop token"],
+        notes=[]
+        if unread is None
+        else [f"tokens {unread.start} to {unread.stop - 1} follow the stop token"],
         tables=[Table("Calls", ["name", "arguments", "status"], calls, words=3)] if calls else [],
         tracks=[track] if parts else [],
     )

@@ -92,9 +92,6 @@ def _grid(table: Table) -> Grid:
     return out
 
 
-# -- reports: summary, figures, notes, tables, differences
-
-
 def _report(document: Document) -> Iterator[RenderableType]:
     for at, sentence in enumerate(document.summary):
         if at == 0 and document.tone:
@@ -122,7 +119,9 @@ def _report(document: Document) -> Iterator[RenderableType]:
     for contrast in document.contrasts[:_CONTRASTS]:
         yield from _contrast(contrast)
     if len(document.contrasts) > _CONTRASTS:
-        yield Text(f"\nand {len(document.contrasts) - _CONTRASTS:,} more differences; --html shows all", "dim")
+        yield Text(
+            f"\nand {len(document.contrasts) - _CONTRASTS:,} more differences; --html shows all", "dim"
+        )
 
 
 def _contrast(contrast: Contrast) -> Iterator[Text]:
@@ -161,9 +160,6 @@ def _places(hunks: Sequence[Hunk]) -> Iterator[list[Hunk]]:
 def _joined(track: Track, start: int, stop: int) -> str:
     texts = _texts(track, start, min(stop, start + _HUNK))
     return "│".join(map(flat, texts)) + ("│…" if stop - start > _HUNK else "")
-
-
-# -- tracks
 
 
 def _texts(track: Track, start: int, stop: int) -> list[str]:
@@ -233,14 +229,18 @@ def _track_rows(track: Track, limit: int) -> Grid:
     for message, pieces in itertools.groupby(track.pieces(limit), key=lambda piece: piece.message):
         group = list(pieces)
         label = "" if message < 0 else str(message)
-        rows.add_row(Text(label, "dim"), Text(visible(_role(track, group[0])), "bold"), _coloured(track, group))
+        rows.add_row(
+            Text(label, "dim"), Text(visible(_role(track, group[0])), "bold"), _coloured(track, group)
+        )
     return rows
 
 
 def _coloured(track: Track, pieces: Sequence[Piece]) -> Text:
     out = Text()
     for piece in pieces:
-        shades = [Style(color=shade, bold=piece.marked, underline=piece.marked) for shade in _shades(piece.hue)]
+        shades = [
+            Style(color=shade, bold=piece.marked, underline=piece.marked) for shade in _shades(piece.hue)
+        ]
         for at, text in enumerate(_texts(track, piece.start, piece.stop), piece.start):
             if track.control is not None and track.control[at]:
                 out.append(visible(text), CONTROL_SAMPLED if piece.marked else CONTROL)

@@ -22,9 +22,9 @@ _LOCK = 7_460_953
 _URL = re.compile(
     r"postgres(?:ql)?://(?:[^:@/?#]*(?::[^@/?#]*)?@)?[^@/?#]*(?:/[^@/?#]*)?(?:\?[^#]*)?", re.IGNORECASE
 )
-_DURABLE = (
-    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-)
+_DURABLE = """
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
+"""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Returned = TypeVar("Returned")
@@ -88,8 +88,6 @@ class _Postgres:
             raise StoreError(f"{self.where} is closed")
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
         return await asyncio.shield(running)  # a cancelled caller does not cancel the work
-
-    # -- in a thread
 
     def _run(self, work: Callable[[Connection], Returned]) -> Returned:
         try:

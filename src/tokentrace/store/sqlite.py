@@ -71,8 +71,6 @@ class _SQLite:
         )
         self._thread.start()
 
-    # -- opening
-
     def _open(self, patience: float) -> apsw.Connection:
         try:
             with contextlib.suppress(FileExistsError):
@@ -105,8 +103,6 @@ class _SQLite:
         connection.pragma("synchronous", "off" if self.temporary else "full")
         return connection
 
-    # -- reading
-
     async def get(self, sql: str, *values: Any) -> Rows:
         try:
             return self._rows(self._inline, sql, values)
@@ -126,8 +122,6 @@ class _SQLite:
             raise _Busy(f"{self.where}: {_describe(error)}") from error
         except (apsw.Error, UnicodeError) as error:
             raise StoreError(f"{self.where}: {_describe(error)}") from error
-
-    # -- writing
 
     async def write(self, write: Callable[[Execute], Result]) -> Result:
         self._check_open()
@@ -188,8 +182,6 @@ class _SQLite:
         if isinstance(error, StoreError):
             return error
         return StoreError(f"{self.where}: {_describe(error)}; nothing was recorded")
-
-    # -- closing
 
     async def close(self) -> None:
         if self._closed:

@@ -113,8 +113,6 @@ class Store:
         """A path, or a URL without its password."""
         self.temporary = database.temporary
 
-    # -- sessions
-
     async def create(self, session: SessionInfo, *, key: str | None = None) -> SessionInfo:
         """Create a session, or return the one that already has this id.
 
@@ -175,7 +173,11 @@ class Store:
         return int(rows[0][0])
 
     async def update(
-        self, id: str, *, metadata: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+        self,
+        id: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> SessionInfo:
         """Replace metadata or settings that are not None. Raises Missing."""
         new = {"metadata": metadata, "settings": settings}
@@ -208,8 +210,6 @@ class Store:
                     execute(f"DELETE FROM {table} WHERE session = ?", id)
 
         await self._database.write(write)
-
-    # -- turns
 
     async def begin(self, id: str, request: str, info: Mapping[str, Any]) -> None:
         """Record that a request is under way. Raises Missing, or Closed if the session is not open."""
@@ -297,8 +297,6 @@ class Store:
         rows = await self._database.get("SELECT turn FROM names WHERE session = ? AND name = ?", id, name)
         return rows[0][0] if rows else None
 
-    # -- labels
-
     async def label(self, id: str, labels: Sequence[Label]) -> None:
         """Store labels. A label replaces an earlier one with the same name and turn.
 
@@ -330,7 +328,9 @@ class Store:
         for at in range(0, len(ids), _BATCH):
             some = ids[at : at + _BATCH]
             places = ", ".join("?" * len(some))
-            sql = f"SELECT session, value FROM labels WHERE turn = -1 AND name = ? AND session IN ({places})"
+            sql = (
+                f"SELECT session, value FROM labels WHERE turn = -1 AND name = ? AND session IN ({places})"
+            )
             values |= {id: json.loads(value) for id, value in await self._database.read(sql, name, *some)}
         return values
 
@@ -345,7 +345,9 @@ def _refusal(execute: Execute, id: str, turn: TurnRecord | None = None) -> Store
     state, records, turns = rows[0]
     if turn is None or state != State.OPEN:
         return Closed(f"session {id!r} is {state}")
-    problem = f"{turns} turns and {records} records, but the new turn expects {turn.number} and {turn.first}"
+    problem = (
+        f"{turns} turns and {records} records, but the new turn expects {turn.number} and {turn.first}"
+    )
     return Conflict(f"session {id!r} has {problem}: read the new turns, and write again")
 
 
@@ -383,7 +385,9 @@ def open_store(where: str | None = None) -> Store:
             raise StoreError(f"a PostgreSQL store needs psycopg: {needs} ({error})") from None
         return postgres_store(str(where))
     if scheme:
-        raise StoreError(f"there is no store for {scheme}://…: use a path, or postgresql://user@host/database")
+        raise StoreError(
+            f"there is no store for {scheme}://…: use a path, or postgresql://user@host/database"
+        )
     try:
         from .sqlite import sqlite_store
     except ImportError as error:

@@ -66,11 +66,15 @@ class _Deriver:
             frame = self._hidden(before or "")
         head, opened, after_empty = self._head(before, reasoned, frame, opening)
         opened = opened or self._opened_beside(head, frame)
-        around = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
+        around = (
+            dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
+        )
         grammar = TurnGrammar(head, self.prompt, frame, after_empty, around)
         calls = self._calls(grammar)
         opened = calls.section_open or calls.open if calls is not None else ""
-        if opened.strip() and around.open and head.endswith(opened):  # the prompt opens whatever comes first
+        if (
+            opened.strip() and around.open and head.endswith(opened)
+        ):  # the prompt opens whatever comes first
             around = dataclasses.replace(around, open=opened + around.open)
             grammar = grammar.replace(head=head.removesuffix(opened), content=around)
         return grammar.replace(calls=calls, notes=tuple(reader.notes))
@@ -85,12 +89,12 @@ class _Deriver:
             turn = self.reader.turn({name: "thought", **fields}, variables)
             if turn.first("reasoning") is not None:
                 return turn
-        others = dict.fromkeys(sorted(self.study.template.fields - _FIELDS), "thought")  # Cohere's `tool_plan`
+        others = dict.fromkeys(
+            sorted(self.study.template.fields - _FIELDS), "thought"
+        )  # Cohere's `tool_plan`
         turn = self.reader.turn({**others, "content": "", **calls})
         plan = turn.first("reasoning")
         return turn if plan is not None and self.reader.tag.match(turn.text, plan.stop) else WrittenTurn()
-
-    # -- reasoning
 
     def _frames(self, turn: WrittenTurn, head: str) -> tuple[Frame | None, str]:
         reasoning = turn.first("reasoning")
@@ -147,8 +151,6 @@ class _Deriver:
                 return Frame(opened, lead, "", closed, "")
         return None
 
-    # -- the head of a turn
-
     def _head(
         self, before: str | None, reasoned: WrittenTurn, frame: Frame | None, opening: str
     ) -> tuple[str, str, str]:
@@ -185,8 +187,6 @@ class _Deriver:
         before = _split_at_reasoning(beside.text[: content.start], frame)[0]
         opened = before.removeprefix(head)
         return opened if before.startswith(head) and self.reader.tag.fullmatch(opened.strip()) else ""
-
-    # -- channels
 
     def _channels(self, turn: WrittenTurn) -> Channels | None:
         """Channels, if reasoning and content follow the same tag, with different headers.
@@ -225,7 +225,9 @@ class _Deriver:
         begin = header.find(channels.channel) + len(channels.channel)
         words = header[begin : header.rfind(channels.message)].split()
         after = turn.full[arguments[-1].stop :]
-        ending = self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
+        ending = (
+            self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
+        )
         call_end = ending[0] if ending else channels.call_end
         changes = {"recipient": f"{recipient}=", "namespace": namespace, "call_end": call_end}
         changes |= {"call": "".join(words[:1]), "content_type": " ".join(words[1:])}
@@ -238,8 +240,6 @@ class _Deriver:
         if not arguments or arguments[0].start == 0:
             return None
         return CallDeriver(self.reader, TurnGrammar(), body, WrittenTurn(), WrittenTurn()).derive()
-
-    # -- calls
 
     def _calls(self, grammar: TurnGrammar) -> CallGrammar | None:
         reader = self.reader

@@ -49,8 +49,6 @@ class CallDeriver:
         self.reader.note(f"calls were not understood: {why}; choose a tool_parser")
         return None
 
-    # -- one JSON object
-
     def _object(self, turn: WrittenTurn, number: int) -> tuple[int, int, dict[str, Any]] | None:
         name, arguments = turn.first("name", number), turn.arguments(number)
         if name is None or not arguments:
@@ -75,15 +73,15 @@ class CallDeriver:
         keys, around = () if named_key else keys, self._around(self._object)
         return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=keys, **around)
 
-    # -- a name, and arguments that are JSON
-
     def _json_arguments(self) -> CallGrammar | None:
         head, begin = self._head(self.one, 0)
         around = self._parts(self._extent(), head)
         opened, leads = around["open"], around["head"]
         id_is_name = all(field != "name" for _, field in leads)
         numbered, begin = self._numbered(begin)
-        if any(len(lead.split()) > 1 for lead, _ in numbered):  # separate from the name, so not part of an id
+        if any(
+            len(lead.split()) > 1 for lead, _ in numbered
+        ):  # separate from the name, so not part of an id
             leads = (*leads, *numbered)
         elif self.two:
             begin, other = self._head(self.one, 0)[1], self._head(self.two, 1)[1]
@@ -106,8 +104,6 @@ class CallDeriver:
         leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))]
         begin = turn.between(fields[-1], arguments[0]) if fields and arguments else ""
         return [(lead, hole.field) for lead, hole in zip(leads, fields, strict=False)], begin
-
-    # -- arguments one by one
 
     def _one_by_one(self) -> CallGrammar | None:
         reader = self.reader
@@ -180,7 +176,12 @@ class CallDeriver:
         around = self._parts(self._extent(len(value_open)), self._head(several, 0)[0])
         opened = _value_opening(reader.called({"key": ["one", "two"]}))
         items = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
-        around |= {"begin": begin, "key_open": key_open, "value_open": value_open, "value_close": value_close}
+        around |= {
+            "begin": begin,
+            "key_open": key_open,
+            "value_open": value_open,
+            "value_close": value_close,
+        }
         return CallGrammar(Style.TREE, item=items[-1] if items else "", **self._values(), **around)
 
     def _values(self) -> dict[str, Any]:
@@ -209,8 +210,6 @@ class CallDeriver:
         turn = self.reader.called({"key": "é"})
         holes = turn.arguments(0)
         return bool(holes) and "\\u00e9" in turn.text[holes[0].start : holes[-1].stop]
-
-    # -- the text around calls
 
     def _extent(self, more: int = 0, bracket: str = "") -> Extent:
         """Ends a call `more` characters after its arguments, or at a bracket."""

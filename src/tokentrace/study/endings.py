@@ -114,9 +114,6 @@ def find_past_close(study: TemplateStudy) -> str:
     return ""
 
 
-# -- inside a turn
-
-
 class WrittenControlTokens(NamedTuple):
     """The control tokens that a template writes. `elsewhere` is without tools."""
 

@@ -90,7 +90,10 @@ class ReadContent:
 
     @computed
     def text(self) -> bool:
-        return all(self._reads(case) or not self._reads(case, _PARTS) for case in self._cases) or not self.parts
+        return (
+            all(self._reads(case) or not self._reads(case, _PARTS) for case in self._cases)
+            or not self.parts
+        )
 
     @computed
     def parts(self) -> bool:
@@ -214,7 +217,9 @@ def _calling(as_mapping: bool, silence: Silence) -> Message:
 
 
 def _replaced(probe: Probe, at: int, content: Any) -> Probe:
-    return [{**message, "content": content} if index == at else message for index, message in enumerate(probe)]
+    return [
+        {**message, "content": content} if index == at else message for index, message in enumerate(probe)
+    ]
 
 
 def _spans(
@@ -235,7 +240,9 @@ def _spans(
 
 
 def _is_json(spans: Spans | None, path: FieldPath) -> bool:
-    text = "".join(text for inner, text in spans or () if inner[: len(path)] == path and inner != (*path, KEY))
+    text = "".join(
+        text for inner, text in spans or () if inner[: len(path)] == path and inner != (*path, KEY)
+    )
     try:
         return bool(json.loads(text) == TWO_ARGUMENTS)
     except ValueError:

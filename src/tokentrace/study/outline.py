@@ -93,7 +93,9 @@ def _hole(origin: Origin | None, text: str) -> str:
 def recognise(study: TemplateStudy, renderer: str) -> str:
     """The template's family, or ``"default"``. Raises RendererError if `renderer` is another family."""
     if renderer not in BY_NAME and renderer != "auto":
-        raise RendererError(f"there is no renderer {renderer!r}; there are auto, default, {', '.join(BY_NAME)}")
+        raise RendererError(
+            f"there is no renderer {renderer!r}; there are auto, default, {', '.join(BY_NAME)}"
+        )
     template = study.template
     if isinstance(template, PythonFormat):
         return next((family.name for family in FAMILIES if family.format is template), "default")

@@ -38,7 +38,13 @@ def calling(*calls: Mapping[str, Any], **fields: Any) -> Message:
 
 def result(number: int = 1, **fields: Any) -> Message:
     call_id = f"call0000{number}"
-    return {"role": "tool", "name": f"probe{number}", "tool_call_id": call_id, "content": "result", **fields}
+    return {
+        "role": "tool",
+        "name": f"probe{number}",
+        "tool_call_id": call_id,
+        "content": "result",
+        **fields,
+    }
 
 
 RESULT = result()
@@ -82,7 +88,12 @@ OTHER_TURNS: tuple[Probe, ...] = (
         for following in ((), (ANSWER, USER), (THOUGHT,))
     ),
     *(
-        ({"role": "user", "content": [{"type": kind, kind: "medium"}, {"type": "text", "text": "question"}]},)
+        (
+            {
+                "role": "user",
+                "content": [{"type": kind, kind: "medium"}, {"type": "text", "text": "question"}],
+            },
+        )
         for kind in ("image", "video", "audio")
     ),
 )

@@ -55,7 +55,9 @@ class GenerationPrompts:
 
     def alone(self, has_tools: bool, changes: Mapping[str, Any] | None = None) -> Prompt:
         """The generation prompt after a single question."""
-        plain, prompted = (self._study.probe((USER,), has_tools, prompt, changes) for prompt in (False, True))
+        plain, prompted = (
+            self._study.probe((USER,), has_tools, prompt, changes) for prompt in (False, True)
+        )
         return GenerationPrompt.between(plain, prompted)
 
     def length(
@@ -72,8 +74,12 @@ class GenerationPrompts:
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
             end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern
-            names = pattern.finditer(text, turn.body, end) if pattern is not None and end > turn.body else ()
-            if encoded.control[encoded.first_touching([match.start() for match in names])].all():  # not letters
+            names = (
+                pattern.finditer(text, turn.body, end) if pattern is not None and end > turn.body else ()
+            )
+            if encoded.control[
+                encoded.first_touching([match.start() for match in names])
+            ].all():  # not letters
                 return end - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None

@@ -142,8 +142,6 @@ class TurnReader:
         if note not in self.notes:
             self.notes.append(note)
 
-    # -- turns
-
     def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> WrittenTurn:
         def render(some: Messages, prompt: bool) -> Rendering | None:
             return self._study.probe(some, self._tools, prompt, variables)
@@ -153,13 +151,19 @@ class TurnReader:
             return WrittenTurn()
         turns, _ = find_turns(rendering, messages, render, self._study.tokenizer, only=1)
         turns = [turn for turn in turns if turn.message == 1 and turn.start < turn.end]
-        return WrittenTurn.read(rendering, turns[0].start, turns[-1].end, self.ends) if turns else WrittenTurn()
+        return (
+            WrittenTurn.read(rendering, turns[0].start, turns[-1].end, self.ends)
+            if turns
+            else WrittenTurn()
+        )
 
     def called(self, *arguments: Mapping[str, Any], content: str | None = None) -> WrittenTurn:
         """A turn with one or more calls, in the first form that the template shows all of."""
         contents: tuple[str | None, ...] = (content,) if content else ("", None)
         for text, as_text in itertools.product(contents, (False, True)):
-            calls = [call(at, some, as_text=as_text) for at, some in enumerate(arguments or (ONE_ARGUMENT,), 1)]
+            calls = [
+                call(at, some, as_text=as_text) for at, some in enumerate(arguments or (ONE_ARGUMENT,), 1)
+            ]
             turn = self.turn({"content": text, "tool_calls": calls})
             first, before = turn.first_of_calls(), turn.first("content")
             complete = all(turn.first("name", at) or turn.first("id", at) for at in range(len(calls)))
@@ -169,8 +173,6 @@ class TurnReader:
                 at = turn.text.find(self.body, first.stop) if self.body else -1
                 return turn if at < 0 else turn.after(at + len(self.body))
         return WrittenTurn()
-
-    # -- scaffold
 
     def common_prefix(self, *texts: str) -> str:
         """What two texts begin with, in whole lexemes."""

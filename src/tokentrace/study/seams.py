@@ -16,10 +16,10 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from ..conversation.messages import RESULT_ROLES, Messages
-from ..conversation.place import Place
-from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError
 from ..tokens.encoding import Encoded
+from ..values.place import Place
+from ..values.plain import check_depth
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, call, calling, result
 from .sampling import turn_end
@@ -122,8 +122,6 @@ def find_continuation(
     return Continuation(encoded, conversation, first_new, stop, stop_token, turn)
 
 
-# -- stand-ins
-
 Context = tuple[Mapping[str, Any], ...]
 
 
@@ -192,9 +190,6 @@ def variants(form: StandIn) -> Iterator[StandIn]:
         yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
 
 
-# -- shapes
-
-
 def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
     return list(itertools.takewhile(lambda message: message["role"] in RESULT_ROLES, messages))
 
@@ -212,7 +207,9 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
         content = message.get("content")
         parts = [content] if isinstance(content, (str, Mapping)) else content or ()
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-        inside = tuple(word for word in words if any(isinstance(text, str) and word in text for text in texts))
+        inside = tuple(
+            word for word in words if any(isinstance(text, str) and word in text for text in texts)
+        )
         fields = tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role"))
         out.append((message["role"], fields, inside))
     return tuple(out)
@@ -229,14 +226,16 @@ def _sketch(value: Any) -> str:
     return type(value).__name__ + (str(bool(value)) if has_truth else "")
 
 
-# -- checks on one rendering
-
-
 def check_continuation(
     continuation: Continuation, name_count: int, *, true_context: bool = False
 ) -> BridgeRefusal | None:
     """Refuse if old text follows the turn (except of a true context), or new text precedes it."""
-    rendering, cut, first, stop = continuation.encoded.rendering, continuation.cut, continuation.first_new, 0
+    rendering, cut, first, stop = (
+        continuation.encoded.rendering,
+        continuation.cut,
+        continuation.first_new,
+        0,
+    )
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
         start, stop = stop, end
         if origin is None or origin.source != "messages" or origin.is_role:
@@ -244,7 +243,9 @@ def check_continuation(
         message = origin.message if origin.message is not None else -1
         path = ".".join(map(str, origin.path)) or "text"
         if message >= first and start < cut:
-            problem = f"the template writes its {path} before the assistant's turn, so the past would change"
+            problem = (
+                f"the template writes its {path} before the assistant's turn, so the past would change"
+            )
             return BridgeRefusal(RefusalReason.MOVED, problem, message - first)
         if message >= first or stop <= cut:
             continue
@@ -254,7 +255,9 @@ def check_continuation(
                 advice = "pass messages=, the conversation so far"
                 return BridgeRefusal(RefusalReason.REPEATS_PAST, f"{problem}; {advice}")
         elif origin.field != "tool_calls":
-            problem = f"the template writes {path} of the assistant's message after the messages that answer it"
+            problem = (
+                f"the template writes {path} of the assistant's message after the messages that answer it"
+            )
             return BridgeRefusal(RefusalReason.REPEATS_PAST, problem)
         elif not (origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < name_count)):
             # results bring names and ids

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..computed import computed
 from ..conversation.messages import Messages
-from ..conversation.values import is_plain
 from ..errors import TemplateLimitError, TokentraceError
 from ..formats.grammar import NO_CALLS, TurnGrammar
 from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_variables
@@ -23,6 +22,7 @@ from ..template.traced import TracedList
 from ..tokens.control import Trust
 from ..tokens.encoding import ControlPolicy, Encoded, encode_spans
 from ..tokens.tokenizer import Tokenizer
+from ..values.plain import is_plain
 from . import derive, endings
 from .forms import TemplateForms
 from .memory import Memory, learned
@@ -47,8 +47,6 @@ class TemplateStudy:
         self._renderings = Memory()
         self._limit: TemplateLimitError | None = None
         """The limit that a probe ran into. No other probe is tried after that."""
-
-    # -- rendering
 
     def run(self, tools: TracedList | None, messages: Messages, prompt: bool) -> Rendering:
         """Run the template on a conversation, without caching."""
@@ -99,8 +97,6 @@ class TemplateStudy:
     def encode(self, rendering: Rendering) -> Encoded:
         """The ids of a probe, whose text may spell control tokens: it is ours."""
         return encode_spans(self.tokenizer, rendering, lambda _: Trust.ANY, ControlPolicy.HF_COMPAT)
-
-    # -- learning
 
     @computed
     def eos(self) -> frozenset[int]:

@@ -16,9 +16,9 @@ import jinja2
 from jinja2 import nodes
 
 from ..computed import computed
-from ..conversation.place import Place
-from ..conversation.values import check_depth
 from ..errors import TemplateError, TemplateLimitError
+from ..values.place import Place
+from ..values.plain import check_depth
 from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .environment import TracingContext, TracingEnvironment
@@ -145,10 +145,9 @@ def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
 
 
 def _plain_names(text: str) -> str:
-    return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), text)
-
-
-# -- the inputs of a template
+    return re.sub(
+        r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), text
+    )
 
 
 def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -178,9 +177,6 @@ def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and not isinstance(value, (bool, int, float)):
             wrapped[name] = wrap(value, Origin(("kwargs", name)))
     return wrapped
-
-
-# -- compiling
 
 
 @functools.lru_cache(maxsize=256)

@@ -48,8 +48,6 @@ class TracingGenerator(Expressions):
         self._assigned: frozenset[str] = frozenset()
         """Python names that a loop itself assigns, with their origins."""
 
-    # -- frames and variables
-
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         for line in _IMPORTS.splitlines():
             self.writeline(line)
@@ -94,7 +92,9 @@ class TracingGenerator(Expressions):
         self.writeline(f"{origin_name(ref)} = {code.origin}", node)
         self.pop_assign_tracking(frame)
         key = node.node.arg if isinstance(node.node, nodes.Getitem) else None
-        if isinstance(key, nodes.Name) and key.name == self._loop_variable:  # {% set message = messages[i] %}
+        if (
+            isinstance(key, nodes.Name) and key.name == self._loop_variable
+        ):  # {% set message = messages[i] %}
             show = f"trace.show({ref}, {origin_name(ref)}, {frame.buffer})"
             self.writeline(f"if isinstance({ref}, dict): {show}", node)
 
@@ -117,8 +117,6 @@ class TracingGenerator(Expressions):
     def macro_body(self, node: Any, frame: Frame) -> Any:
         node.body = [code_line("trace.budget.step()"), *node.body]
         return super().macro_body(node, frame)
-
-    # -- output
 
     def start_write(self, frame: Frame, node: nodes.Node | None = None) -> None:
         self.writeline(f"{frame.buffer} += (", node)
@@ -154,7 +152,9 @@ class TracingGenerator(Expressions):
             code, value = self.code(node, frame), self.fresh()
             test = f"type({value} := {code.value}) in tt_printed"
             printed = f"{value}, {code.origin}, "
-            boxed = f"tt_text_of(tt_box({value}, {code.origin}))"  # box it now: a namespace may change later
+            boxed = (
+                f"tt_text_of(tt_box({value}, {code.origin}))"  # box it now: a namespace may change later
+            )
         else:
             tests: list[str] = []
             for at, code in enumerate(codes):
@@ -166,8 +166,6 @@ class TracingGenerator(Expressions):
             boxed = f"environment.add({', '.join(code.boxed for code in codes)})"
         self.writeline(f"if {test}: {frame.buffer} += ({lead}{printed})", node)
         self.writeline(f"else: {frame.buffer} += ({lead}{boxed}, None)", node)
-
-    # -- conditions and loops
 
     def visit_If(self, node: nodes.If, frame: Frame) -> None:
         for branch in (node, *node.elif_):

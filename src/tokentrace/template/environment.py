@@ -22,7 +22,17 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from . import filters
-from .budget import attrs_of, check_bits, check_items, check_search, check_size, listed, step, weigh, weighed
+from .budget import (
+    attrs_of,
+    check_bits,
+    check_items,
+    check_search,
+    check_size,
+    listed,
+    step,
+    weigh,
+    weighed,
+)
 from .compiling import TracingGenerator, code_line
 from .jsonify import one_field
 from .origin import Origin
@@ -88,8 +98,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         step()
         return True
 
-    # -- on pairs
-
     def field(self, value: Any, origin: Beside, name: str) -> Any:
         if type(value) is TemplateNamespace and name in (attributes := attrs_of(value)):
             return attributes[name]
@@ -102,7 +110,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             if not -len(value) <= key < len(value):
                 return self.undefined(obj=value, name=key)  # type: ignore[arg-type]
             item = value[key]
-            return item if origin is None or item is None or type(item) in PLAIN else box(value, origin)[key]
+            return (
+                item if origin is None or item is None or type(item) in PLAIN else box(value, origin)[key]
+            )
         is_field = type(value) is dict and origin is not None and isinstance(key, str)
         if is_field and (key in value or key not in DICT_ATTRIBUTES):
             return self._lookup(value, origin, key)
@@ -112,7 +122,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         item = value.get(key, _MISSING)
         if item is _MISSING:
             return self.undefined(obj=value, name=key)
-        return item if item is None or type(item) in PLAIN else wrap(item, cast(Origin, inside(origin, key)))
+        return (
+            item if item is None or type(item) in PLAIN else wrap(item, cast(Origin, inside(origin, key)))
+        )
 
     def got(self, context: Any, value: Any, origin: Beside, key: str, default: Any, beside: Beside) -> Any:
         """``value.get(key, default)``."""
@@ -121,7 +133,10 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return self.method(context, box(value, origin), "get", key, box(default, beside))
 
     def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> tuple[str, Beside]:
-        return one_field(value, origin, options) or (self.filters["tojson"](box(value, origin), *options), None)
+        return one_field(value, origin, options) or (
+            self.filters["tojson"](box(value, origin), *options),
+            None,
+        )
 
     def cut(self, value: Any, origin: Beside, bounds: slice) -> Any:
         if origin is not None:
@@ -134,8 +149,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(value, (list, tuple)):
             check_items(len(value))
         return (paid(value) if type(value) is str else value)[bounds]
-
-    # -- looking into boxed values
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -177,8 +190,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return obj[argument]
         return super().getitem(obj, argument)
 
-    # -- calling
-
     def method(__self, __context: Any, __obj: Any, __name: str, *args: Any, **kwargs: Any) -> Any:
         kind = type(__obj)
         if (kind is TracedStr or kind is str) and __name in _STR_METHODS:
@@ -204,8 +215,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         named = (value for name, value in kwargs.items() if name not in _JINJAS_ARGUMENTS)
         return derived(result, owner, *args, *named)
 
-    # -- operators
-
     @staticmethod
     def concat(parts: Iterable[Any]) -> TracedStr:
         return join_traced(map(text_of, parts))
@@ -222,7 +231,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if name == "+" and isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
             check_items(len(left) + len(right))
         elif isinstance(left, int) and isinstance(right, int):
-            check_bits(left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length())
+            check_bits(
+                left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()
+            )
         elif name == "*":
             left, right = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(left, str) and isinstance(right, int):

@@ -110,15 +110,15 @@ class Expressions(CodeGenerator):
         finally:
             self.stream, self._new_lines = before
 
-    # -- names, constants and containers
-
     def code_Const(self, node: nodes.Const, frame: Frame) -> Code:
         code = self._source(super().visit_Const, node, frame)
         kind = type(node.value)
         return Code(code if kind is str else f"({code})", is_count=kind is int or kind is bool)
 
     def code_Name(self, node: nodes.Name, frame: Frame) -> Code:
-        return Code(self._source(super().visit_Name, node, frame), origin_name(frame.symbols.ref(node.name)))
+        return Code(
+            self._source(super().visit_Name, node, frame), origin_name(frame.symbols.ref(node.name))
+        )
 
     def code_List(self, node: nodes.List | nodes.Tuple, frame: Frame) -> Code:
         items = "".join(f"{self.code(item, frame).boxed}, " for item in node.items)
@@ -135,8 +135,6 @@ class Expressions(CodeGenerator):
 
     def _charged(self, node: nodes.List | nodes.Tuple | nodes.Dict, source: str) -> Code:
         return Code(f"tt_charged({64 + 64 * len(node.items)}, {source})")
-
-    # -- looking into values
 
     def code_Getattr(self, node: nodes.Getattr, frame: Frame) -> Code:
         loop = self._loop_of(node.node, frame)
@@ -156,7 +154,9 @@ class Expressions(CodeGenerator):
         if is_word(key):
             return self._field(node, key.value, frame)
         if isinstance(key, nodes.Slice):
-            ends = [self.code(end or nodes.Const(None), frame).boxed for end in (key.start, key.stop, key.step)]
+            ends = [
+                self.code(end or nodes.Const(None), frame).boxed for end in (key.start, key.stop, key.step)
+            ]
             look_up, argument = "cut", f"tt_bounds({', '.join(ends)})"
         else:
             look_up, argument = "item", self.code(key, frame).boxed
@@ -182,8 +182,6 @@ class Expressions(CodeGenerator):
         )
         return Code(code, self._origin(base, f"tt_inside({base.origin}, {name!r})"))
 
-    # -- calls
-
     def code_Call(self, node: nodes.Call, frame: Frame) -> Code:
         target = node.node
         if isinstance(target, nodes.Getattr) and not (node.kwargs or node.dyn_args or node.dyn_kwargs):
@@ -193,7 +191,9 @@ class Expressions(CodeGenerator):
             if all(type(word) is str and 0 < len(word) <= _MAX_WORD for word in constants):
                 base, value = self.code(target.node, frame), self.fresh()
                 args = "".join(f", {word!r}" for word in constants)
-                boxed = f"environment.method(context, tt_box({value}, {base.origin}), {target.attr!r}{args})"
+                boxed = (
+                    f"environment.method(context, tt_box({value}, {base.origin}), {target.attr!r}{args})"
+                )
                 if code := self._text_method(base, target.attr, args, value, boxed):
                     return code
         return Code(self._source(self.write_call, node, frame))
@@ -201,7 +201,9 @@ class Expressions(CodeGenerator):
     def write_call(self, node: nodes.Call, frame: Frame, extra: dict[str, str] | None = None) -> None:
         target = node.node
         if isinstance(target, nodes.Getattr):
-            self.write(f"environment.method(context, {self.code(target.node, frame).boxed}, {target.attr!r}")
+            self.write(
+                f"environment.method(context, {self.code(target.node, frame).boxed}, {target.attr!r}"
+            )
         else:
             self.write(f"environment.call(context, {self.code(target, frame).boxed}")
         self.signature(node, frame, extra)
@@ -233,8 +235,6 @@ class Expressions(CodeGenerator):
             return Code(code)
         is_there = f"type({value}) is dict and {key} in {value}"
         return Code(code, f"(tt_inside({base.origin}, {key}) if {is_there} else {default.origin})")
-
-    # -- filters and tests
 
     def code_Filter(self, node: nodes.Filter, frame: Frame) -> Code | None:
         if node.node is None:
@@ -268,13 +268,13 @@ class Expressions(CodeGenerator):
         }
         return Code(forms[node.name], is_count=True) if node.name in forms else None
 
-    # -- operators
-
     def code_Compare(self, node: nodes.Compare, frame: Frame) -> Code:
         if len(node.ops) != 1:
             operands = [node.expr, *(operand.expr for operand in node.ops)]
             first, *more = (f"tt_weighed({self.code(operand, frame).boxed})" for operand in operands)
-            links = (f" {operators[operand.op]} {code}" for operand, code in zip(node.ops, more, strict=True))
+            links = (
+                f" {operators[operand.op]} {code}" for operand, code in zip(node.ops, more, strict=True)
+            )
             return Code(f"({first}{''.join(links)})", is_count=True)
         op, sides = node.ops[0].op, (node.expr, node.ops[0].expr)
         if op in ("in", "notin"):
@@ -299,7 +299,9 @@ class Expressions(CodeGenerator):
             is_plain = f"type({value} := {base.value}) is str or type({value}) is dict"
             boxed = f"environment.within({item.value!r}, tt_box({value}, {base.origin}))"
             return Code(f"({no}({item.value!r} in {value} if {is_plain} else {boxed}))", is_count=True)
-        return Code(f"({no}environment.within({self.code(item, frame).boxed}, {base.boxed}))", is_count=True)
+        return Code(
+            f"({no}environment.within({self.code(item, frame).boxed}, {base.boxed}))", is_count=True
+        )
 
     def code_And(self, node: nodes.And | nodes.Or, frame: Frame) -> Code:
         left, right = self.code(node.left, frame), self.code(node.right, frame)
@@ -336,7 +338,9 @@ class Expressions(CodeGenerator):
 
     def code_Mod(self, node: nodes.Mod, frame: Frame) -> Code | None:
         by = node.right
-        return self._counts([node.left, by], "%", frame) if isinstance(by, nodes.Const) and by.value else None
+        return (
+            self._counts([node.left, by], "%", frame) if isinstance(by, nodes.Const) and by.value else None
+        )
 
     def code_Add(self, node: nodes.Add, frame: Frame) -> Code:
         parts = summands(node)
@@ -350,7 +354,9 @@ class Expressions(CodeGenerator):
         return Code(f"({f' {word} '.join(code.value for code in codes)})", is_count=True)
 
     def code_Concat(self, node: nodes.Concat, frame: Frame) -> Code:
-        return Code(f"environment.concat(({', '.join(self.code(part, frame).boxed for part in node.nodes)},))")
+        return Code(
+            f"environment.concat(({', '.join(self.code(part, frame).boxed for part in node.nodes)},))"
+        )
 
 
 _FOLDED = (nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.UnaryExpr, nodes.BinExpr)

@@ -36,7 +36,11 @@ _ESCAPING = frozenset({"e", "escape", "forceescape", "striptags"})
 
 
 def _tojson(
-    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+    value: Any,
+    ensure_ascii: Any = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: Any = False,
 ) -> str:
     indent = indent if isinstance(indent, str) else plain(indent)
     options = JsonOptions(bool(ensure_ascii), indent, separators and tuple(separators), bool(sort_keys))
@@ -111,9 +115,6 @@ def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     return guarded
 
 
-# -- tests
-
-
 def within(item: Any, container: Any) -> bool:
     if not isinstance(item, str):
         weigh(item)
@@ -150,9 +151,8 @@ def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
     return _TRACED_TESTS.get(name, weighing)
 
 
-# -- format strings. Only those with bare fields (``%s``, ``%d``, ``{}``, ``{name}``) keep the trace: ``%c`` makes
-# a character of a number, which does not say whose character it is.
-
+# Only formats with bare fields (``%s``, ``%d``, ``{}``, ``{name}``) keep the trace: ``%c`` makes a character of a
+# number, which does not say whose character it is.
 _MAX_FIELDS = 10_000
 """Fields that a format string may have: Python's search for a closing parenthesis is quadratic."""
 _NUMBER_TEXT = 400
@@ -193,7 +193,9 @@ def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...]
     text = plain_text(template)
     _check_fields(text.count("{"))
     if isinstance(template, TracedMarkup):
-        result: str = Markup(_MarkupFormatter(environment, escape=Markup.escape).vformat(text, args, kwargs))
+        result: str = Markup(
+            _MarkupFormatter(environment, escape=Markup.escape).vformat(text, args, kwargs)
+        )
     else:
         result = _Formatter(environment).vformat(text, args, kwargs)
 
@@ -202,7 +204,9 @@ def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...]
         for literal, key, _, _ in string.Formatter().parse(text):
             yield literal
             if key is not None:
-                value = next(automatic, "") if not key else args[int(key)] if key.isdigit() else kwargs.get(key)
+                value = (
+                    next(automatic, "") if not key else args[int(key)] if key.isdigit() else kwargs.get(key)
+                )
                 yield text_of(value)
 
     return _followed(result, template, pieces)

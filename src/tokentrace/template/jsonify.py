@@ -32,7 +32,10 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
     if (options.indent if isinstance(options.indent, int) else len(options.indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
     if options != DEFAULTS and is_traced(tuple(options)):  # separators or indents that come from a field
-        indent, separators = plain(options.indent), options.separators and tuple(map(plain, options.separators))
+        indent, separators = (
+            plain(options.indent),
+            options.separators and tuple(map(plain, options.separators)),
+        )
         return opaque(dumps(value, options._replace(indent=indent, separators=separators)))  # type: ignore[no-any-return]
     field = one_field(value, None, options)
     if field is not None:
@@ -84,7 +87,9 @@ def _encoder(options: tuple[Any, ...]) -> Callable[[Any], str]:
     if make_encoder is None or indent is not None:
         return encoder.encode
     colon, comma = encoder.key_separator, encoder.item_separator
-    chunks = make_encoder(None, encoder.default, _escape(options), None, colon, comma, sort_keys, False, True)
+    chunks = make_encoder(
+        None, encoder.default, _escape(options), None, colon, comma, sort_keys, False, True
+    )
     return lambda value: "".join(chunks(value, 0))
 
 

@@ -43,7 +43,9 @@ def box(value: Any, origin: Beside) -> Any:
         return value
     if type(origin) is Origin:
         return wrap(value, origin)
-    return [box(item, item_origin) for item, item_origin in zip(value, _origins(value, origin), strict=True)]
+    return [
+        box(item, item_origin) for item, item_origin in zip(value, _origins(value, origin), strict=True)
+    ]
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -60,7 +62,12 @@ def _origins(value: list[Any], origin: Beside) -> Origins:
 def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
     if origin is not None and type(value) is dict:
         return inside(origin, plain(key))
-    if origin is None or type(value) is not list or type(key) is not int or not -len(value) <= key < len(value):
+    if (
+        origin is None
+        or type(value) is not list
+        or type(key) is not int
+        or not -len(value) <= key < len(value)
+    ):
         return None
     return inside(origin, key % len(value)) if type(origin) is Origin else _origins(value, origin)[key]
 
@@ -96,9 +103,6 @@ def split(text: str, name: str, *args: Any) -> list[str]:
     parts: list[str] = getattr(text, name)(*args)
     check_items(len(parts))
     return parts
-
-
-# -- loops
 
 
 def rows(value: Any, origin: Beside) -> tuple[Sequence[Any], Origins]:

@@ -35,8 +35,6 @@ class TracedStr(str):
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (plain_text(self),)
 
-    # -- joining
-
     def __add__(self, other: str) -> TracedStr:
         return join_traced((self, other)) if isinstance(other, str) else NotImplemented
 
@@ -55,8 +53,6 @@ class TracedStr(str):
 
     def join(self, parts: Iterable[str], /) -> TracedStr:
         return join_with(self, parts)
-
-    # -- cutting
 
     def __getitem__(self, key: SupportsIndex | slice) -> TracedStr:
         if isinstance(key, slice):
@@ -154,8 +150,7 @@ def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], Trace
     return method
 
 
-# -- classes of string methods. Text from any other method is UNKNOWN
-
+# text from methods that are not listed here is UNKNOWN
 _CASES = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
 for _name in _CASES:
     setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
@@ -217,7 +212,9 @@ def join_traced(parts: Iterable[str]) -> TracedStr:
     start = 0
     last: Any = traced  # no origin is ever this
     for part in parts:
-        for end, origin in part.runs if isinstance(part, TracedStr) else ((len(part), None),) if part else ():
+        for end, origin in (
+            part.runs if isinstance(part, TracedStr) else ((len(part), None),) if part else ()
+        ):
             if origin == last:
                 runs[-1] = (start + end, origin)
             else:

@@ -15,8 +15,6 @@ _COUNTS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last"
 _NEIGHBOURS = frozenset(("previtem", "nextitem"))
 """More of them, in a loop over single items."""
 
-# -- expressions
-
 
 def with_children(node: nodes.Node) -> Iterator[nodes.Node]:
     yield node
@@ -55,13 +53,20 @@ def is_word(node: nodes.Node | None) -> TypeGuard[nodes.Const]:
 
 
 def is_constant(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Const) and (node.value is None or isinstance(node.value, (str, int, float)))
+    return isinstance(node, nodes.Const) and (
+        node.value is None or isinstance(node.value, (str, int, float))
+    )
 
 
 def json_options(node: nodes.Filter, context: nodes.EvalContext) -> tuple[Any, ...] | None:
     if node.args or node.dyn_args or node.dyn_kwargs:
         return None
-    options: dict[str, Any] = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
+    options: dict[str, Any] = {
+        "ensure_ascii": False,
+        "indent": None,
+        "separators": None,
+        "sort_keys": False,
+    }
     for option in node.kwargs:
         try:
             options[str(option.key)] = option.value.as_const(context)
@@ -70,9 +75,6 @@ def json_options(node: nodes.Filter, context: nodes.EvalContext) -> tuple[Any, .
     ensure_ascii, indent, separators, sort_keys, *unknown = options.values()
     is_usual = type(indent) in (int, type(None)) and type(separators) in (tuple, type(None)) and not unknown
     return tuple(options.values()) if is_usual and type(ensure_ascii) is type(sort_keys) is bool else None
-
-
-# -- loops
 
 
 def has_arguments(node: nodes.Filter | nodes.Test | nodes.Call) -> bool:
@@ -128,9 +130,6 @@ def leaves(body: Iterable[nodes.Node]) -> bool:
     )
 
 
-# -- templates that stand alone
-
-
 class Inliner(NodeTransformer):
     """Replaces ``{% block %}`` and ``{% autoescape false %}`` with plain scopes.
 
@@ -143,7 +142,9 @@ class Inliner(NodeTransformer):
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
-            raise TemplateError("a chat template cannot include, import or extend another", line=node.lineno)
+            raise TemplateError(
+                "a chat template cannot include, import or extend another", line=node.lineno
+            )
         if isinstance(node, nodes.Block) and self._depth and not node.scoped:  # Jinja would hide these
             problem = f"the block {node.name!r} has variables around it; mark it as scoped"
             raise TemplateError(problem, line=node.lineno)
@@ -168,9 +169,6 @@ class Inliner(NodeTransformer):
             raise TemplateError(problem, line=node.lineno)
         self.generic_visit(node)
         return nodes.Scope(node.body, lineno=node.lineno)
-
-
-# -- the variables that a caller can set
 
 
 def variables_of(tree: nodes.Template) -> set[str]:
@@ -224,9 +222,6 @@ def _refuses(node: nodes.Node) -> bool:
     parts = node.nodes if isinstance(node, nodes.Output) else ()
     called = (getattr(part.node, "name", "") for part in parts if isinstance(part, nodes.Call))
     return "raise_exception" in called
-
-
-# -- the words that a template looks for
 
 
 def constants_of(tree: nodes.Template) -> frozenset[str]:

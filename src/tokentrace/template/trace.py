@@ -68,8 +68,6 @@ class Rendering:
         return rendering
 
 
-# -- while the template runs
-
 TURN = Origin(("@turn",))
 """In place of an origin: the value is the message whose turn begins (-1: none).
 
@@ -243,7 +241,9 @@ def collect(out: list[Any]) -> Rendering:
             end += len(text)
         last = origins[-1] if turns and turns[-1] == turn else collect
     if end > MAX_TEXT or len(ends) > MAX_ITEMS:
-        raise TemplateLimitError(f"the template wrote more than {MAX_TEXT} characters, or {MAX_ITEMS} spans")
+        raise TemplateLimitError(
+            f"the template wrote more than {MAX_TEXT} characters, or {MAX_ITEMS} spans"
+        )
     spans.text = "".join(texts)
     if turns and min(turns) < -1:
         _settle_rounds(spans)

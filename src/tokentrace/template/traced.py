@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from markupsafe import Markup, escape
 
-from ..conversation.values import json_like
+from ..values.plain import json_like
 from .budget import charge, check_bits, check_items, check_size, weigh
 from .origin import KEY, UNKNOWN, InTurn, Origin
 from .strings import TracedStr, join_traced, plain_text, promoted, traced, with_runs

@@ -19,7 +19,9 @@ from .vocabulary import ControlToken, Vocabulary, longest_first
 
 Positions = npt.NDArray[np.signedinteger[Any]]
 
-_SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace() and not "\x1c" <= char <= "\x1f")
+_SPACES = "".join(
+    char for char in map(chr, range(0x3001)) if char.isspace() and not "\x1c" <= char <= "\x1f"
+)
 """White space according to ``tokenizers``; for Python there is more."""
 _SPACE = re.compile(f"[{_SPACES}]*")
 
@@ -57,7 +59,9 @@ def control_patterns(vocabulary: Vocabulary, normalize: Callable[[str], str]) ->
     tokens = vocabulary.control.values()
     late = {normalize(token.text): token for token in tokens if token.normalized}
     late.pop("", None)
-    return ControlPattern({token.text: token for token in tokens if not token.normalized}), ControlPattern(late)
+    return ControlPattern({token.text: token for token in tokens if not token.normalized}), ControlPattern(
+        late
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,10 @@ def _split_normalized(
         for first, last in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
     at = 0
-    for match in [*_search(normal, TrustedSpans(range(1, len(trust) + 1), trust, spans.inner), pattern), None]:
+    for match in [
+        *_search(normal, TrustedSpans(range(1, len(trust) + 1), trust, spans.inner), pattern),
+        None,
+    ]:
         stop = len(normal) if match is None else match.start
         if at < stop:
             yield PlainPiece(normal[at:stop], int(starts[at]), (starts[at:stop], ends[at:stop]))

@@ -100,8 +100,6 @@ class Encoded:
             at.tolist(), *(column[at].tolist() for column in (self.ids, self.starts, self.ends))
         )
 
-    # -- positions
-
     def position(self, token: int) -> int:
         """The character at which a token starts; past the last, the end of the text."""
         return int(self.starts[token]) if token < len(self.ids) else len(self.rendering.text)
@@ -202,7 +200,12 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
     """True if a control token touches a span that may not contain it."""
-    control, ends, origins, span = encoded.control_tokens, encoded.rendering.ends, encoded.rendering.origins, 0
+    control, ends, origins, span = (
+        encoded.control_tokens,
+        encoded.rendering.ends,
+        encoded.rendering.origins,
+        0,
+    )
     allowed = frozenset[int]()
     for token, start, end in zip(control.ids, control.starts, control.ends, strict=True):
         span = bisect.bisect_right(ends, start, span)
@@ -224,7 +227,9 @@ def _matches(parts: Sequence[ControlMatch | PlainPiece]) -> list[ControlMatch]:
 def _forged(parts: Sequence[ControlMatch | PlainPiece], spans: TrustedSpans) -> list[tuple[int, str]]:
     """The control tokens in text that may not contain them, each with the first such span."""
     matches = _matches(parts)
-    touched = ((spans.forbidding(match.token, match.text_start, match.text_end), match) for match in matches)
+    touched = (
+        (spans.forbidding(match.token, match.text_start, match.text_end), match) for match in matches
+    )
     return [(span, match.token.text) for span, match in touched if span is not None]
 
 
@@ -239,7 +244,9 @@ def _encode_part(
         start, end, begin = (np.asarray([at], np.int64) for at in (part.start, part.end, part.text_start))
         return np.asarray([part.token.id], np.int32), start, end, begin
     vocabulary, (ids, starts, ends) = tokenizer.vocabulary, _encode_plain(tokenizer, part)
-    if is_checked and (forged := [int(i) for i in ids[vocabulary.is_control[ids]] if i != vocabulary.unknown]):
+    if is_checked and (
+        forged := [int(i) for i in ids[vocabulary.is_control[ids]] if i != vocabulary.unknown]
+    ):
         raise TokenizerError(
             f"this tokenizer makes control token {vocabulary.added[forged[0]].text!r} out of plain text in a "
             "way that cannot be switched off; pass control_tokens='reject' or 'hf_compat'"

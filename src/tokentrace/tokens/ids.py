@@ -52,7 +52,9 @@ def check_last(ids: Any, name: str, count: int) -> Ids:
 def check_integers(value: Any, name: str, error: Error = InputError, first: int = 0) -> npt.NDArray[Any]:
     """A sequence of integers as an array; arrays stay as they are. Errors count from `first`."""
     if not isinstance(value, (list, tuple, np.ndarray)):
-        if isinstance(value, (str, bytes)) or not (isinstance(value, Sequence) or hasattr(value, "__array__")):
+        if isinstance(value, (str, bytes)) or not (
+            isinstance(value, Sequence) or hasattr(value, "__array__")
+        ):
             raise _error(error, name, f"must be a list of token ids or an array, not {_kind(value)}")
         value = np.asarray(value) if hasattr(value, "__array__") else list(value)
     if isinstance(value, np.ndarray):

@@ -63,7 +63,9 @@ class TokenTable:
                     kind = _WORDS[codes]
                     raise SampleError(f"{name} must be a flat numpy array of {kind}, not {brief(column)}")
                 if len(column) != len(self.ids):
-                    raise SampleError(f"{name} has {len(column)} entries, but there are {len(self.ids)} ids")
+                    raise SampleError(
+                        f"{name} has {len(column)} entries, but there are {len(self.ids)} ids"
+                    )
         ids = self.ids
         if len(ids) and (ids.min() < 0 or (ids.dtype != np.int32 and ids.max() > 2**31 - 1)):
             raise SampleError("ids must be 0 to 2**31 - 1")

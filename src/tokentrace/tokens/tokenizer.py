@@ -96,12 +96,10 @@ class Tokenizer:
         token = self.vocabulary.control.get(text)
         return None if token is None else token.id
 
-    # -- pickles carry the ``tokenizer.json``; a process loads it once
-
     def __deepcopy__(self, memo: Any) -> Tokenizer:
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:  # pickles carry the `tokenizer.json`; a process loads it once
         settings = {name: getattr(self, name) for name in ("name", "templates", "variables", "eos_ids")}
         return {"spec_json": self.core.spec_json, "fast": self.core.may_be_fast, **settings}
 
@@ -125,7 +123,9 @@ class _Core:
         try:
             self.vocabulary = Vocabulary(spec_json)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TokenizerError(f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}") from error
+            raise TokenizerError(
+                f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}"
+            ) from error
         self.spec_json = spec_json
         self.may_be_fast = fast
         self.fast: Any = None
@@ -136,8 +136,6 @@ class _Core:
         self._encoded = 0
         self._lock = threading.Lock()
         self._plain: dict[tuple[bool, bool], Any] = {}
-
-    # -- the two libraries
 
     @computed
     def slow(self) -> Any:
@@ -195,8 +193,6 @@ class _Core:
                 stacklevel=5,
             )
 
-    # -- encoding
-
     def encode(self, text: str) -> Ids:
         fast = self.fast or self.fast_for(len(text))
         if fast is not None and (text.isascii() or LONG_S not in text):
@@ -239,8 +235,6 @@ class _Core:
             flags = {flag: bool(row.get(flag)) for flag in TOKEN_FLAGS}
             plain.add_tokens([tokenizers.AddedToken(row["content"], **flags)])
         return plain
-
-    # -- control tokens and normalization
 
     @computed
     def patterns(self) -> ControlPatterns:

@@ -38,7 +38,9 @@ def byte_alphabet() -> dict[str, int]:
     """The 256 characters that byte-level BPE spells bytes with."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(unprintable)
+    }
 
 
 class ControlToken:
@@ -75,7 +77,9 @@ class Vocabulary:
         """Added tokens of mere white space: plain text has them too."""
         rows = [ControlToken(row) for row in added]
         self.added: dict[int, ControlToken] = {token.id: token for token in rows}
-        self.control: dict[str, ControlToken] = {token.text: token for token in rows if _is_control(token.text)}
+        self.control: dict[str, ControlToken] = {
+            token.text: token for token in rows if _is_control(token.text)
+        }
         self.size: int = 1 + max(max(pieces.values(), default=-1), max(self.added, default=-1))
         normalizers = list(_nodes(spec.get("normalizer")))
         splitters = list(_nodes(spec.get("pre_tokenizer")))
@@ -86,7 +90,9 @@ class Vocabulary:
         self.spaced = not self.byte_level and any("▁" in node for node in typed)
         """Whether ``▁`` spells a space."""
         unknown = model.get("unk_id")
-        self.unknown: int | None = pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown)
+        self.unknown: int | None = (
+            pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown)
+        )
         """The id for text that the vocabulary cannot spell, if any."""
         self.plain_model = self._is_plain_model(model, pieces)
         """Whether the model never makes a control token by itself, so that a plain tokenizer can share it."""
@@ -164,7 +170,9 @@ class Vocabulary:
             at = operator.index(index)
             exists = 0 <= at < self.size
             start = int(self.spelled_ends[at - 1]) if exists and at else 0
-            cached = self._bytes[index] = self.spelled[start : int(self.spelled_ends[at])] if exists else b""
+            cached = self._bytes[index] = (
+                self.spelled[start : int(self.spelled_ends[at])] if exists else b""
+            )
         return cached
 
     def spells(self, ids: Iterable[int], raw: bytes) -> bool:
@@ -214,9 +222,6 @@ def longest_first(names: Iterable[str]) -> re.Pattern[str] | None:
     """A pattern that finds the longest of the names that begin at one place. None without names."""
     ordered = sorted(names, key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
-
-
-# -- reading a tokenizer.json
 
 
 def _is_control(text: str) -> bool:

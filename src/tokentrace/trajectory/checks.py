@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.values import no_constant
 from ..errors import TrajectoryError, brief
 from ..settings import is_integer, items, whole
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
+from ..values.plain import no_constant
 from .turns import (
     POSITIVE_NOISE,
     IdsLike,
@@ -44,7 +44,9 @@ def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> 
     is_single = is_integer(value)
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
     if not is_single and len(codes) != length:
-        raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
+        raise TrajectoryError(
+            f"kinds has {len(codes)} entries for {length} tokens: give one for each token"
+        )
     fine = (codes >= 0) & (codes < len(Kind)) & (codes != Kind.SAMPLED) & (opening | (codes != Kind.PROMPT))
     if not is_single:
         fine[:skip] = (codes[:skip] >= 0) & (codes[:skip] < len(Kind))
@@ -90,7 +92,9 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
     try:
         return np.array(value, np.float64)
     except OverflowError as error:
-        raise TrajectoryError("logprobs must be finite and at most 0; one is too large for a float") from error
+        raise TrajectoryError(
+            "logprobs must be finite and at most 0; one is too large for a float"
+        ) from error
 
 
 def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
@@ -108,7 +112,11 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
             version = int(version)
         spans.append(VersionSpan(version, start, stop))
     starts, ends = [span.start for span in spans], [0, *(span.stop for span in spans)]
-    if starts != ends[:-1] or ends[-1] != length or (len(spans) > 1 and any(a >= b for a, b in pairwise(ends))):
+    if (
+        starts != ends[:-1]
+        or ends[-1] != length
+        or (len(spans) > 1 and any(a >= b for a, b in pairwise(ends)))
+    ):
         raise TrajectoryError(f"version: spans must cover the {length} sampled tokens in order, none empty")
     return tuple(spans)
 

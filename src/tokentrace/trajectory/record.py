@@ -77,11 +77,11 @@ class Record:
         vars(twin).update(vars(self))
         twin._writes = [*self._writes]
         twin._by_branch = [[*writes] for writes in self._by_branch]
-        stream = self._stream  # new ids of the copy do not fit into this part of the array: they get their own
+        stream = (
+            self._stream
+        )  # new ids of the copy do not fit into this part of the array: they get their own
         twin._stream = _Stream(stream.branch, stream.length, stream.array[: stream.length])
         return twin
-
-    # -- one stream
 
     def stream(self, branch: int | None = None) -> Ids:
         """The ids so far: the engine's next prompt, and what a trainer sees. Cached for one branch."""
@@ -128,8 +128,6 @@ class Record:
     def length(self, branch: int | None = None) -> int:
         return self._last(branch).stop
 
-    # -- the whole record
-
     def shared_prefix(self, prompt_ids: IdsLike) -> SharedPrefix:
         """How much of a prompt is recorded, and where: decides between `extend_to` and `branch`."""
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
@@ -165,7 +163,9 @@ class Record:
         for index, writes in enumerate(self._by_branch):
             sampled = sum(len(write) for write in writes if isinstance(write, Turn))
             cause = getattr(writes[0], "cause", "")
-            branches.append(Branch(index, _parent(writes), writes[0].start, writes[-1].stop, sampled, cause))
+            branches.append(
+                Branch(index, _parent(writes), writes[0].start, writes[-1].stop, sampled, cause)
+            )
         return tuple(branches)
 
     @property
@@ -199,8 +199,6 @@ class Record:
         label += f"{self.num_branches} branches, " if self.num_branches > 1 else ""
         counts = f"{self.num_tokens} tokens, {self.num_sampled} sampled, {self.num_writes} writes"
         return f"Trajectory({label}{counts})"
-
-    # -- the tree
 
     def _index(self, branch: int | None) -> int:
         if not self._writes:

@@ -28,8 +28,6 @@ _U32 = struct.Struct("<I")
 _FRONT = _HEAD.size + _U32.size  # the head has its own checksum: a length is either trusted or not
 _IDS, _KINDS, _LOGPROBS = np.dtype("<i4"), np.dtype("u1"), np.dtype("<f4")
 
-# -- the JSON of records
-
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Index = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # -1: none
 
@@ -102,9 +100,6 @@ class Loaded:
         return self.problem is not None
 
 
-# -- writing
-
-
 def to_bytes(trajectory: Trajectory) -> bytes:
     header = _Header(trajectory.name, trajectory.vocab_size, trajectory.has_logprobs, trajectory.metadata)
     turns = (write for write in trajectory.writes() if isinstance(write, Turn))
@@ -124,7 +119,9 @@ def _write_record(write: Write) -> bytes:
     place = (write.branch, write.start, len(tokens))
     ids = np.asarray(tokens.ids, _IDS).tobytes()
     if isinstance(write, Turn):
-        channels = [_Channel(name, len(one.data), one.dtype, list(one.shape)) for name, one in write.channels]
+        channels = [
+            _Channel(name, len(one.data), one.dtype, list(one.shape)) for name, one in write.channels
+        ]
         version = write.version if len(write.versions) < 2 else write.versions
         sampling = None if write.sampling_json is None else remembered_json(write.sampling_json)
         how = (sampling, write.logprobs_kind, write.cached_tokens)
@@ -144,9 +141,6 @@ def _record(fields: _Record, *arrays: bytes) -> bytes:
     payload = b"".join((_U32.pack(len(text)), text, *arrays))
     head = _HEAD.pack(len(payload), _TYPES.index(type(fields)) + 1)
     return b"".join((head, _U32.pack(zlib.crc32(head)), payload, _U32.pack(zlib.crc32(payload))))
-
-
-# -- reading
 
 
 def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
@@ -171,7 +165,9 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
         try:
             trajectory = _read(view[start:stop], trajectory)
         except TrajectoryError as error:
-            raise TrajectoryError(f"record {number} at byte {start} is whole but invalid: {error}") from error
+            raise TrajectoryError(
+                f"record {number} at byte {start} is whole but invalid: {error}"
+            ) from error
     if trajectory is None:
         return Loaded(Trajectory(), 0, problem or "it ends before its header")
     return Loaded(trajectory, ends[-1], problem)
@@ -270,7 +266,9 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     ids = as_ids(np.frombuffer(arrays[:middle], _IDS), "ids", trajectory.vocab_size)
     if turn is not None:
         trajectory.check_follows(turn.branch, turn.start)
-        how = {name: getattr(turn, name) for name in turn.__struct_fields__ if name not in ("start", "tokens")}
+        how = {
+            name: getattr(turn, name) for name in turn.__struct_fields__ if name not in ("start", "tokens")
+        }
         logprobs = np.frombuffer(arrays[middle:end], _LOGPROBS) if trajectory.has_logprobs else None
         trajectory.append_completion(ids, logprobs, **(how | {"channels": channels}))
         return

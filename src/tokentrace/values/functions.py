@@ -54,7 +54,11 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
         properties[parameter.name] = schema | ({} if text is None else _described(text, title))
         if parameter.default is parameter.empty:
             required.append(parameter.name)
-    parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+    }
     schema = {"name": name or title, "description": description, "parameters": parameters}
     if "return" in hints:
         schema["return"] = _type_schema(hints["return"])

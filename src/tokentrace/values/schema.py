@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..computed import computed
-from ..conversation.place import fields_of
-from ..conversation.values import finite, no_constant
+from .place import fields_of
+from .plain import finite, no_constant
 
 Types = frozenset[str] | None
 """JSON types; None means any. ``number`` includes ``integer``."""
@@ -88,9 +88,6 @@ _LITERAL_TEXT = re.compile(
 )
 """What may reach Python's parser."""
 _ESCAPE = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
-
-
-# -- schemas
 
 
 class Schema:
@@ -186,11 +183,10 @@ def _target(root: Any, reference: Any) -> Any:
         if isinstance(node, (list, tuple)):
             node = node[int(part)] if re.fullmatch("[0-9]{1,6}", part) and int(part) < len(node) else None
         else:
-            node = node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
+            node = (
+                node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
+            )
     return node
-
-
-# -- tools
 
 
 class Tools:
