@@ -99,7 +99,7 @@ def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -
     [
         (["--session", "run-9"], "no session 'run-9'"),
         (["--session", "gone"], "was dropped"),
-        (["--session", "run-1", "--state", "open"], "--session names the sessions"),
+        (["--session", "run-1", "--state", "open"], "--session names sessions"),
         (["--state", "exported"], "no session matches, so there are no rows"),
         (["--session", "idle"], "nothing was sampled in 1 session, so there are no rows"),
         (["-o", "rows.csv"], ".parquet and .jsonl"),

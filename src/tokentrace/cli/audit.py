@@ -22,17 +22,13 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 
 @command
 @click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...", type=click.Path())
-@click.option(
-    "-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name TOKENIZER."
-)
+@click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Also names a TOKENIZER.")
 @options.audit_options
 @options.input_file("--on", "Instead, compare this conversation in production, rollout and training.")
 @options.index_option
 @options.tools_option
 @options.number("--step", least=0, text="With --on: show only step N.")
-@options.past_option(
-    "With --on: the past in training; inference: a rollout breaks where production rewrites."
-)
+@options.past_option("With --on: past in training; inference: a rollout breaks where production rewrites.")
 @options.flag("--grammar", text="Show the grammar of the model's turn instead.")
 @options.value(
     "--tool-parser",
@@ -94,7 +90,7 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
         raise click.UsageError("--on and --grammar cannot be combined: give one of them")
     if (on or grammar) and (len(tokenizers) > 1 or options["require"] is not None):
         raise click.UsageError(
-            f"{'--grammar' if grammar else '--on'} takes one tokenizer and gives no verdict"
+            f"{'--grammar' if grammar else '--on'} takes one tokenizer, gives no verdicts"
         )
     if not tokenizers and (options["require"] is not None or options["quiet"]):
         raise click.UsageError("--require and --quiet need the name of a tokenizer")

@@ -28,9 +28,7 @@ ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next promp
 @options.value("--branch", "N", "With --prompt: a trajectory's branch.  [default: the last]", type=int)
 @options.value("--engine", "URL", 'Compare logprobs with this engine\'s; "embedded": the pocket model.')
 @options.supervision_options
-@click.option(
-    "--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from."
-)
+@click.option("--source", "sources", multiple=True, metavar="FILE", help="A file the rows were made from.")
 @options.value("--ids-column", "NAME", "The column of ids.  [default: detected]")
 @options.value("--mask-column", "NAME", "The column of the mask, or labels.  [default: detected]")
 @options.messages_column_option

@@ -55,14 +55,10 @@ def export(*, store: str, **chosen: Any) -> None:
     trainer = find_trainer(job.trainer)
     target_path(job.output, trainer, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):
-        raise click.UsageError(
-            "--session names the sessions: it cannot be combined with --state or --search"
-        )
+        raise click.UsageError("--session names sessions: it cannot be combined with --state or --search")
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "does not exist"
-        raise InputError(
-            f"{store} {what}: name the file of `tokentrace serve --store`, or a run's rollouts.db"
-        )
+        raise InputError(f"{store} {what}: name the file of `tokentrace serve --store`, or a rollouts.db")
     done = asyncio.run(_export(store, job, trainer))
     names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")
     data = {name: getattr(done, name) for name in names} | {"output": str(job.output)}

@@ -92,8 +92,8 @@ def _complete_names(module: str, *more: str) -> Completer:
     return complete
 
 
-complete_families: Final = _complete_names("families")
-complete_dialects: Final = _complete_names("dialects")
+complete_families = _complete_names("families")
+complete_dialects = _complete_names("dialects")
 
 
 def _address(_: click.Context, __: click.Parameter, address: str | None) -> str | None:
@@ -109,7 +109,7 @@ debug_option: Final[Option] = click.option(
     callback=lambda ctx, _, value: ctx.meta.update({DEBUG: True} if value else {}),
     help="Show the traceback of an error.",
 )
-ray_option: Final = click.option(
+ray_option = click.option(
     "--ray",
     is_flag=False,
     flag_value="",
@@ -118,46 +118,40 @@ ray_option: Final = click.option(
     callback=_address,
     help="Work on a Ray cluster (if there is none, a local one).",
 )
-overwrite_option: Final = flag("--overwrite", text="Replace an output that already exists.")
-trainer_option: Final = click.option(
+overwrite_option = flag("--overwrite", text="Replace an output that already exists.")
+trainer_option = click.option(
     "--for",
     "trainer",
     type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
     help="Write what this trainer reads, and print its configuration.",
 )
-tokenizer_option: Final = click.option(
+tokenizer_option = click.option(
     "-t",
     "--tokenizer",
     metavar="PATH",
     type=click.Path(),
     help="A model's folder or hub name.  [default: the embedded pocket model]",
 )
-index_option: Final = value("--index", "N", "Take conversation N of JSON Lines (-1: the last).", type=int)
-messages_option: Final = one_of(
+index_option = value("--index", "N", "Take conversation N of JSON Lines (-1: the last).", type=int)
+messages_option = one_of(
     "--messages",
     ["adapt", "as_given"],
     "Convert messages to a form that the template reads, or not.",
     "adapt",
 )
-past_option: Final = partial(
-    one_of, "--past", ["template", "inference", "tool_calls", "preserve", "patched"]
-)
-control_tokens_option: Final = one_of(
+past_option = partial(one_of, "--past", ["template", "inference", "tool_calls", "preserve", "patched"])
+control_tokens_option = one_of(
     "--control-tokens",
     ["literal", "reject", "hf_compat"],
     "How to treat control tokens in the text of users and tools.",
     "literal",
 )
-messages_column_option: Final = value(
-    "--messages-column", "NAME", "The column of messages.  [default: detected]"
-)
-parse_arguments_option: Final = flag(
-    "--parse-arguments", text="Parse arguments that are JSON, as servers do."
-)
-split_option: Final = value("--split", "NAME", "The split of a dataset.  [default: train, or the only one]")
-quiet_option: Final = flag("-q", "--quiet", text="No progress, no summary.")
-tools_option: Final = input_file("--tools", "Tool schemas as JSON.")
-audit_options: Final = together(
+messages_column_option = value("--messages-column", "NAME", "The column of messages.  [default: detected]")
+parse_arguments_option = flag("--parse-arguments", text="Parse JSON arguments, as servers do.")
+split_option = value("--split", "NAME", "The split of a dataset.  [default: train, or the only one]")
+quiet_option = flag("-q", "--quiet", text="No progress, no summary.")
+tools_option = input_file("--tools", "Tool schemas as JSON.")
+audit_options = together(
     value("--kwargs", "KEY=VALUE", "A template variable, or a JSON object of them.", multiple=True),
     value(
         "--renderer",
@@ -168,11 +162,11 @@ audit_options: Final = together(
     ),
     value("--chat-template", "FILE", "A Jinja file, or another template's name.", type=click.Path()),
 )
-renderer_options: Final = together(tokenizer_option, audit_options)
-template_options: Final = together(tokenizer_option, tools_option, audit_options)
+renderer_options = together(tokenizer_option, audit_options)
+template_options = together(tokenizer_option, tools_option, audit_options)
 """See `inputs.make_renderer`."""
 
-supervision_options: Final = together(
+supervision_options = together(
     one_of(
         "--turns",
         ["all", "last", "flagged"],

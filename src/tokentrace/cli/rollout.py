@@ -88,9 +88,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         try:
             check_run(run.output, run.settings)
         except InputError as error:
-            raise InputError(
-                f"{error}; --fresh discards that run, --output names another folder"
-            ) from error
+            raise InputError(f"{error}; --fresh discards that run, --output names another") from error
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         unfinished = len(store.unfinished)
         before = {"unfinished_before": unfinished, "retried": len(again)}
@@ -122,7 +120,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         _summarize(summary, metrics, circuits, job.as_json)
     if problem is not None:
         raise InputError(
-            f"{problem}; the trajectories are kept: fix this and the same command writes the rows"
+            f"{problem}; the trajectories are kept: fix it, then the same command writes the rows"
         )
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 

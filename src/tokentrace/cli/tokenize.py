@@ -48,9 +48,7 @@ _OF_JOB = (
     "Longer rows: leave them out, or cut them after whole turns, on the right, or on the left.",
     "drop",
 )
-@click.option(
-    "--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for."
-)
+@click.option("--labels/--no-labels", default=True, help="Write the column of labels that trainers read.")
 @options.messages_column_option
 @options.value("--prompt-column", "NAME", "The column of the prompt; the completion is in another.")
 @options.value("--completion-column", "NAME", "The column of the completion.")

@@ -122,17 +122,14 @@ def tokenize_files(
                 first_reason = first_reason or bad_row["reason"]
                 line = json.dumps(bad_row, ensure_ascii=False) + "\n"
                 with writing(bad_rows):
-                    rejected.write(
-                        line.encode(errors="backslashreplace")
-                    )  # lone surrogates as JSON escapes
+                    # lone surrogates as JSON escapes
+                    rejected.write(line.encode(errors="backslashreplace"))
             if progress is not None:
                 progress(counts, batch.done, total)
         if not counts.rows:
             raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
-        metadata |= {
-            "sources": [_described(source, path) for source in sources],
-            "counts": counts.described(),
-        }
+        described = [_described(source, path) for source in sources]
+        metadata |= {"sources": described, "counts": counts.described()}
         with writing(bad_rows):
             if first_reason:
                 rejected.seek(0)
@@ -178,10 +175,8 @@ def tokenize_batch(
         result = tokenizer.tokenize(row.parsed())
         counts.add(result)
         errors = [f"{problem.kind}: {problem.reason}" for problem in result.problems if with_errors]
-        samples += [
-            *(sample.replace(rendered=None) for sample in result.samples),
-            *[_NOTHING] * len(errors),
-        ]
+        samples += [sample.replace(rendered=None) for sample in result.samples]
+        samples += [_NOTHING] * len(errors)
         place = {"source": row.source, "row": row.number, "num_messages": result.messages}
         reasons = [*[None] * len(result.samples), *errors]
         places += [place | {"sample": at, "error": reason} for at, reason in enumerate(reasons)]
@@ -229,9 +224,8 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
         yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
         return
     workers = min(workers, 61) if sys.platform == "win32" else workers  # the limit of Windows
-    context = multiprocessing.get_context(
-        "spawn"
-    )  # a fork would lose threads of encoders and progress bars
+    # a fork would lose threads of encoders and progress bars
+    context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _start_worker, (tokenizer.settings,))
     try:
         yield from in_order(((batch, pool.submit(_tokenize, batch.rows)) for batch in batches), 2 * workers)
@@ -286,9 +280,8 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
     host, colon, port = where.rpartition(":")
     try:
         if colon and port.isdecimal():
-            socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=30
-            ).close()  # Ray waits for minutes
+            # Ray waits for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         ray.init(address=address, ignore_reinit_error=True, **quiet)
     except Exception as error:  # Ray raises all kinds, even plain Exception

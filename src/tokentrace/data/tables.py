@@ -145,9 +145,8 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
             del values[name]
     if values:
         try:
-            columns["channels"] = json.dumps(
-                values, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-            )
+            text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            columns["channels"] = text
         except ValueError as error:
             raise SampleError(f"channels {sorted(values)} cannot be written as JSON: {error}") from error
     return columns
@@ -155,16 +154,13 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
 
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
     channels = json.loads(row["channels"]) if row.get("channels") else {}
-    if not isinstance(channels, dict) or not all(
-        isinstance(entries, list) for entries in channels.values()
-    ):
+    if not isinstance(channels, dict) or not all(isinstance(one, list) for one in channels.values()):
         raise InputError(f"channels must be lists of entries by name, not {brief(channels)}")
     if row.get("routed_experts") is not None:
         channels["routed_experts"] = row["routed_experts"]
     if (top := row.get("top_logprobs")) is not None:
-        channels["top_logprobs"] = [
-            entry and [[one["id"], one["logprob"]] for one in entry] for entry in top
-        ]
+        pairs = (entry and [[one["id"], one["logprob"]] for one in entry] for entry in top)
+        channels["top_logprobs"] = list(pairs)
     return {name: Channel.of(entries) for name, entries in channels.items()}
 
 
@@ -190,14 +186,13 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         if row.get(name) is not None and name != "labels"
     }
     versions = [{**one, "version": json.loads(one["version"])} for one in row.get("versions") or ()]
-    completions = [CompletionSpan(**one) for one in row.get("completions") or ()]
+    spans = [CompletionSpan(**one) for one in row.get("completions") or ()]
+    completions = [span._replace(logprobs_kind=LogprobKind(span.logprobs_kind)) for span in spans]
     return Sample(
         **arrays,
         reward=row.get("reward"),
         versions=tuple(VersionSpan(**one) for one in versions),
-        completions=tuple(
-            one._replace(logprobs_kind=LogprobKind(one.logprobs_kind)) for one in completions
-        ),
+        completions=tuple(completions),
         channels=_row_channels(row),
         name=row["source"],
         branch=row.get("branch", -1),
@@ -317,9 +312,9 @@ def write_samples(
     trainer: str | None = None,
 ) -> None:
     """Write samples to a Parquet or JSON Lines file, with only the columns that `trainer` reads."""
-    rows = [
-        instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)
-    ]
+    rows = items("samples", samples, SampleError)
+    for row in rows:
+        instance("a sample", row, Sample, SampleError)
     reader = find_trainer(trainer)
     file = target_path(path, reader, overwrite=True)
     with sample_writer(file, _columns_of(rows), metadata or {}, trainer=reader) as write:

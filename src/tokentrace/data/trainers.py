@@ -23,9 +23,8 @@ class Trainer:
         if not longest:
             return "# there are no rows to train on"
         form = "json" if path.suffix == ".jsonl" else "parquet"
-        quoted = json.dumps(
-            path.as_posix(), ensure_ascii=False
-        )  # YAML does not read escaped surrogate pairs
+        # YAML does not read escaped surrogate pairs
+        quoted = json.dumps(path.as_posix(), ensure_ascii=False)
         return self.advice.format(path=quoted, form=form, longest=longest)
 
 

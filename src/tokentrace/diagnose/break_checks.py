@@ -206,9 +206,8 @@ class Case:
         if last is None or last[0] < at:
             return None
         opened = self.tokenizer.decode(self.stream[at : min(last[0], at + 64)]).strip()
-        if opened and opened not in {
-            opening for opening, _ in self.reasoning
-        }:  # the prompt may open reasoning
+        if opened and opened not in {opening for opening, _ in self.reasoning}:
+            # the prompt may open reasoning
             return None
         completion = self.stream[slice(*last)].tolist()
         solid = (index for index in following.tolist() if self.vocabulary.token_bytes(index).strip())

@@ -72,9 +72,8 @@ class _Conversations:
         self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
         self.sources = find_sources(names) if names else []
-        if (
-            len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1
-        ):  # whatever its name is now
+        if len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1:
+            # whatever its name is now
             self.sources = [replace(self.sources[0], name=recorded[0][1]["name"])]
         self.notes = []
         for file, entry in recorded:

@@ -186,8 +186,7 @@ async def probed_kind(
         few = await best(prompt, _HOT, 2)
         if few - hot > _APART:
             return LogprobKind.PROCESSED
-        if (
-            abs(few - hot) < _SAME and hot < -math.log(2) - _APART
-        ):  # the better of two ids has at least half
+        if abs(few - hot) < _SAME and hot < -math.log(2) - _APART:
+            # the better of two ids has at least half
             return LogprobKind.SCALED
     return LogprobKind.UNKNOWN

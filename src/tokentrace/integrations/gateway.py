@@ -107,10 +107,8 @@ class _Gateway:
     async def _once(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
         try:
             answer = await self.http.request(method, path, json=body if method == "POST" else None)
-        except (
-            httpx2.ConnectError,
-            httpx2.ConnectTimeout,
-        ) as error:  # nothing was sent, so a retry is safe
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            # nothing was sent, so a retry is safe
             kind = type(error).__name__
             raise EngineUnavailable(f"the gateway cannot be reached: {kind}: {error}") from error
         except httpx2.HTTPError as error:

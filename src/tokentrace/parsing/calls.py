@@ -42,9 +42,8 @@ class CallParser(ArgumentsReader):
                 yield from reader.sees_all(calls.open, at)
             ) is not None
             reader.at = at if again else reader.at
-        for stop in (
-            calls.stops if calls.after else ()
-        ):  # white space that the grammar writes before the end
+        for stop in calls.stops if calls.after else ():
+            # white space that the grammar writes before the end
             if (yield from reader.sees(calls.after + stop)):
                 reader.at += len(calls.after)
                 return

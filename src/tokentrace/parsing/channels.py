@@ -64,9 +64,8 @@ class ChannelParser:
     def read(self) -> Reading[Match | None]:
         reader, delimiters, output = self.reader, self.delimiters, self.output
         closed = delimiters.to_close.pattern.finditer(reader.data, 0, output.base)
-        start = max(
-            (match.end() for match in closed), default=reader.at
-        )  # the prompt may leave a message open
+        # the prompt may leave a message open
+        start = max((match.end() for match in closed), default=reader.at)
         started, goes_on, first = False, True, True
         while goes_on:
             reader.at = at = start + len(delimiters.start) if started else start
@@ -144,9 +143,8 @@ class ChannelParser:
             call = self.output.start_call(start)
             if match is not None:
                 call.fail("the call breaks off before its arguments")
-            if (
-                match is not None or header.recipient.end() < header.stop
-            ):  # else more of the name may follow
+            if match is not None or header.recipient.end() < header.stop:
+                # else more of the name may follow
                 call.set_name(header.tool.removeprefix(self.channels.namespace))
             self._finish(call, match)
         elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type

@@ -8,7 +8,7 @@ import re
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import kind_of
 from ..values.schema import Tools, read_json
@@ -24,7 +24,7 @@ from .events import (
 from .reader import Reader, Report
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, TokenRange
 
-_to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which JSON can escape, but no text can contain."""
 

@@ -69,9 +69,8 @@ class Delimiters:
     """Delimiters to look for. `pads` is the white space before them, by kind."""
 
     def __init__(self, kinds: Kinds, pads: Mapping[str, bytes] | None = None) -> None:
-        self.kinds = {
-            delimiter: kind for kind, delimiter in reversed(kinds) if delimiter
-        }  # the first kind counts
+        # the first kind counts
+        self.kinds = {delimiter: kind for kind, delimiter in reversed(kinds) if delimiter}
         self.pads = pads or {}
         ordered = sorted(self.kinds, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")

@@ -196,12 +196,8 @@ class Bridger:
             """Other refusals depend on the text."""
             return isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
 
-        key = (
-            request.key,
-            len(request.names),
-            has_call,
-            tuple(map(id, contexts)),
-        )  # contexts are constants
+        # contexts are constants
+        key = (request.key, len(request.names), has_call, tuple(map(id, contexts)))
         return self.cache.once(key, lambda: self._prove(request, has_call, contexts), keep=of_shape)
 
     def _prove(
@@ -233,9 +229,7 @@ class Bridger:
                 elif actual.tail != expected.tail or problem is not None:
                     texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
                     advice = "pass messages=, the conversation so far"
-                    detail = (
-                        f"the text after the turn depends on the conversation before it: {texts}; {advice}"
-                    )
+                    detail = f"the text after the turn depends on the messages before it: {texts}; {advice}"
                     return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
                 elif self.as_inference and (rewrite := self._rewrite(other, request.visible_tools, actual)):
                     rewrites[rewrite] = None
@@ -320,10 +314,8 @@ class Bridger:
         for tag in stream_tags:
             if tag[0] == compiled.reasoning_close:
                 between = data[end : tag.start()]
-                full, blank = (
-                    full or bool(between),
-                    blank or not between.strip(),
-                )  # white space may be either
+                # white space may be either
+                full, blank = (full or bool(between), blank or not between.strip())
             end = tag.end()
         for rewrite in rewrites:
             applies = True

@@ -110,9 +110,7 @@ def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any)
 def _check_variables(variables: Mapping[str, Any], templates: Collection[Template]) -> None:
     for name in variables:
         if name in OF_RENDER:
-            raise RendererError(
-                f"{name} belongs to one conversation: pass it to render(), not to the renderer"
-            )
+            raise RendererError(f"{name} belongs to a conversation: pass it to render(), not the renderer")
         if problem := unread_variable(name, templates):
             settings = ", ".join(create_renderer.__kwdefaults__ or ())
             raise RendererError(f"{brief(name)} is not a setting of a renderer ({settings}), and {problem}")

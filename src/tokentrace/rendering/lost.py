@@ -227,9 +227,7 @@ class _LostFinder:
         is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
         is_reasoning = (inline or origin.field in REASONING_FIELDS) and is_past
         if is_reasoning and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
-            self.left_out.dropped.append(
-                Lost(index, name, "the template leaves past reasoning out", missing)
-            )
+            self.left_out.dropped.append(Lost(index, name, "the template omits past reasoning", missing))
         else:
             is_all = sum(len(gap.strip()) for gap in gaps) == len(text.strip())
             self._add(origin, missing, is_all=is_all)

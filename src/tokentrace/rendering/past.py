@@ -253,10 +253,8 @@ def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Mess
     try:
         parsed = with_parsed_arguments(messages)
         rendering = _run(run, parsed, prompted)
-    except (
-        InputError,
-        TemplateError,
-    ):  # arguments that are not JSON, or a template that takes only JSON text
+    except (InputError, TemplateError):
+        # arguments that are not JSON, or a template that takes only JSON text
         parsed, rendering = list(messages), _run(run, messages, prompted)
     turns = _TurnRenderer(parsed, run)
 

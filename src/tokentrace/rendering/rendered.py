@@ -110,9 +110,7 @@ class RenderedTokens(ShowsItself):
     def messages(self) -> npt.NDArray[np.int32]:
         owners = span_messages(self.rendering, self.conversation)
         messages = self.encoded.per_token(np.asarray(owners, np.int32))
-        for (
-            turn
-        ) in self.turns:  # a stop token that is the next turn's head belongs to the turn that sampled it
+        for turn in self.turns:  # a turn has its stop token, also if that is the next turn's head
             messages[turn.start : turn.stop] = turn.message
         return messages
 

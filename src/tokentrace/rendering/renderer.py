@@ -167,9 +167,7 @@ class Renderer:
             if (study := self._studies.get(name)) is not None:
                 return study
         names = ", ".join(sorted(self._studies))
-        raise RendererError(
-            f"this tokenizer has no default chat template, only {names}; pass chat_template="
-        )
+        raise RendererError(f"this tokenizer has no default template, only {names}; pass chat_template=")
 
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings. Raises InputError, also for an unknown role."""
@@ -190,9 +188,8 @@ class Renderer:
         """Tools, cached by content, since callers may change a list."""
         prepare = functools.partial(PreparedTools.of, tools, as_json=self.messages is MessageForm.ADAPT)
         try:
-            graph = marshal.dumps(
-                tools
-            )  # writes a shared value once, so equal tools may have several graphs
+            # writes a shared value once, so equal tools may have several graphs
+            graph = marshal.dumps(tools)
         except ValueError:  # too deep, or objects of other types, such as functions
             return prepare()
         return self._tools.once(graph, prepare, keep=lambda _: is_plain(tools))

@@ -102,13 +102,8 @@ def read_config(path: str | Path) -> Document:
         if node.id == "scalar":
             try:
                 return loader.construct_object(node, deep=True)
-            except (
-                ValueError,
-                ArithmeticError,
-                LookupError,
-                AttributeError,
-                TypeError,
-            ) as error:  # month 13
+            except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
+                # month 13
                 raise fault(f"{brief(node.value)} cannot be read: {error}; quote it", node) from error
         value: dict[str, Any] = {}
         for key, one in node.value:

@@ -294,9 +294,8 @@ class Toolbox:
         for name in self._ids:
             tool, who = self._tools[name], f"{name}: calc_reward"
             rewards[who] = await within(self._step(tool, "calc_reward"), self._budget.tool_timeout, who)
-            if isinstance(tool, AdoptedTool) and isinstance(
-                rewards[who], str | list | dict
-            ):  # as some of verl's
+            if isinstance(tool, AdoptedTool) and isinstance(rewards[who], str | list | dict):
+                # as some of verl's
                 problem = f"{who} returned {kind_of(rewards.pop(who))} instead of a number: it is ignored"
                 self._rollout.notes.append(problem)
         return rewards

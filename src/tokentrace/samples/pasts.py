@@ -62,9 +62,8 @@ class _TurnKind(NamedTuple):
         turn: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             turn[self.reasoning] = "thought"
-        if (
-            self.inline
-        ):  # some templates show only one of the two: the field, or text between tags in content
+        if self.inline:
+            # some templates show only one of the two: the field, or text between tags in content
             inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
             turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
         return {**turn, "tool_calls": [call()]} if self.calls else turn

@@ -235,9 +235,8 @@ def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
         fitting = [message for message in messages if message.end <= length]
         if not fitting:
             return 0, 0
-        last = fitting[
-            -1
-        ]  # its close goes with it, or is cut off where it does not fit: it carries no loss
+        # its close goes with it, or is cut off where it does not fit: it carries no loss
+        last = fitting[-1]
         return 0, last.stop if last.stop <= length else last.end
     # The generation prompt of a sampled token is in the message before: the cut would remove the speaker's name.
     opened = sample.mask | (sample.kinds == Kind.SAMPLED)

@@ -16,11 +16,8 @@ from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 
 _FINE = 1 << 18  # the most pairs of tokens to compare one by one
-_ANCHORS = (
-    1,
-    8,
-    32,
-)  # lengths of runs that occur exactly once on each side, and anchor longer stretches
+# lengths of runs that occur exactly once on each side, and anchor longer stretches
+_ANCHORS = (1, 8, 32)
 
 Column = npt.NDArray[Any]
 

@@ -72,9 +72,8 @@ class _Deriver:
         grammar = TurnGrammar(head, self.prompt, frame, after_empty, around)
         calls = self._calls(grammar)
         opened = calls.section_open or calls.open if calls is not None else ""
-        if (
-            opened.strip() and around.open and head.endswith(opened)
-        ):  # the prompt opens whatever comes first
+        if opened.strip() and around.open and head.endswith(opened):
+            # the prompt opens whatever comes first
             around = dataclasses.replace(around, open=opened + around.open)
             grammar = grammar.replace(head=head.removesuffix(opened), content=around)
         return grammar.replace(calls=calls, notes=tuple(reader.notes))
@@ -89,9 +88,8 @@ class _Deriver:
             turn = self.reader.turn({name: "thought", **fields}, variables)
             if turn.first("reasoning") is not None:
                 return turn
-        others = dict.fromkeys(
-            sorted(self.study.template.fields - _FIELDS), "thought"
-        )  # Cohere's `tool_plan`
+        # Cohere's `tool_plan`
+        others = dict.fromkeys(sorted(self.study.template.fields - _FIELDS), "thought")
         turn = self.reader.turn({**others, "content": "", **calls})
         plan = turn.first("reasoning")
         return turn if plan is not None and self.reader.tag.match(turn.text, plan.stop) else WrittenTurn()

@@ -79,9 +79,8 @@ class CallDeriver:
         opened, leads = around["open"], around["head"]
         id_is_name = all(field != "name" for _, field in leads)
         numbered, begin = self._numbered(begin)
-        if any(
-            len(lead.split()) > 1 for lead, _ in numbered
-        ):  # separate from the name, so not part of an id
+        if any(len(lead.split()) > 1 for lead, _ in numbered):
+            # separate from the name, so not part of an id
             leads = (*leads, *numbered)
         elif self.two:
             begin, other = self._head(self.one, 0)[1], self._head(self.two, 1)[1]

@@ -77,9 +77,8 @@ class GenerationPrompts:
             names = (
                 pattern.finditer(text, turn.body, end) if pattern is not None and end > turn.body else ()
             )
-            if encoded.control[
-                encoded.first_touching([match.start() for match in names])
-            ].all():  # not letters
+            if encoded.control[encoded.first_touching([match.start() for match in names])].all():
+                # not letters
                 return end - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None

@@ -91,10 +91,8 @@ class _Reading:
                     self._set(node.target, node.node, around)
                 case nodes.If():
                     tests = around
-                    for branch in (
-                        node,
-                        *node.elif_,
-                    ):  # a branch depends on its test and the tests before it
+                    for branch in (node, *node.elif_):
+                        # a branch depends on its test and the tests before it
                         tests |= _names(branch.test)
                         self.read(branch.body, tests, in_loop=in_loop)
                     self.read(node.else_, tests, in_loop=in_loop)

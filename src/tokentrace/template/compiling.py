@@ -92,9 +92,8 @@ class TracingGenerator(Expressions):
         self.writeline(f"{origin_name(ref)} = {code.origin}", node)
         self.pop_assign_tracking(frame)
         key = node.node.arg if isinstance(node.node, nodes.Getitem) else None
-        if (
-            isinstance(key, nodes.Name) and key.name == self._loop_variable
-        ):  # {% set message = messages[i] %}
+        if isinstance(key, nodes.Name) and key.name == self._loop_variable:
+            # {% set message = messages[i] %}
             show = f"trace.show({ref}, {origin_name(ref)}, {frame.buffer})"
             self.writeline(f"if isinstance({ref}, dict): {show}", node)
 

@@ -70,9 +70,7 @@ def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(f"channels must map names to one entry for each token, not {brief(channels)}")
-    return {
-        name: _pack(entries, count, f"channels[{name!r}]") for name, entries in channels.items() if count
-    }
+    return {name: _pack(values, count, f"channels[{name!r}]") for name, values in channels.items() if count}
 
 
 def _pack(entries: Any, count: int, what: str) -> Packed:
@@ -83,9 +81,7 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
     if is_scalar or not isinstance(entries, np.ndarray | list | tuple):
         raise TrajectoryError(f"{what} must be a list or an array of entries, not {brief(entries)}")
     if len(entries) != count:
-        raise TrajectoryError(
-            f"{what} has {len(entries)} entries for {count} tokens: give one for each token"
-        )
+        raise TrajectoryError(f"{what} has {len(entries)} entries for {count} tokens: give one for each")
     array = entries if isinstance(entries, np.ndarray) else _integers(entries)
     try:
         if array is None:
@@ -98,9 +94,7 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
     except (TypeError, ValueError, RecursionError) as error:
         raise TrajectoryError(f"{what} cannot be stored as JSON: {error}") from error
     if len(data) > MOST_BYTES:
-        raise TrajectoryError(
-            f"{what} takes {len(data)} bytes; {MOST_BYTES} are allowed for one completion"
-        )
+        raise TrajectoryError(f"{what} takes {len(data)} bytes; a completion may have {MOST_BYTES}")
     if array is not None:
         packed.check(what)
     return packed
@@ -173,9 +167,7 @@ class Channel:
         mask = np.zeros(self.length, np.bool_)
         for start, entries in self.pieces:
             is_array = isinstance(entries, np.ndarray)
-            mask[start : start + len(entries)] = (
-                True if is_array else [entry is not None for entry in entries]
-            )
+            mask[start : start + len(entries)] = is_array or [entry is not None for entry in entries]
         return mask
 
     def entries(self) -> list[Any]:
@@ -183,7 +175,7 @@ class Channel:
         out: list[Any] = [None] * self.length
         for start, entries in self.pieces:
             out[start : start + len(entries)] = (
-                entries.tolist() if isinstance(entries, np.ndarray) else entries
+                _plain(entries) if isinstance(entries, np.ndarray) else entries
             )
         return out
 
@@ -192,9 +184,9 @@ class Channel:
         try:
             arrays = [
                 (start + at, np.asarray(run))
-                for start, entries in self.pieces
+                for start, values in self.pieces
                 for at, run in (
-                    [(0, entries)] if isinstance(entries, np.ndarray) else Channel.of(entries).pieces
+                    [(0, values)] if isinstance(values, np.ndarray) else Channel.of(values).pieces
                 )
             ]
             dtype = np.result_type(*(array.dtype for _, array in arrays)) if arrays else np.dtype(np.int64)

@@ -44,9 +44,7 @@ def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> 
     is_single = is_integer(value)
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
     if not is_single and len(codes) != length:
-        raise TrajectoryError(
-            f"kinds has {len(codes)} entries for {length} tokens: give one for each token"
-        )
+        raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each")
     fine = (codes >= 0) & (codes < len(Kind)) & (codes != Kind.SAMPLED) & (opening | (codes != Kind.PROMPT))
     if not is_single:
         fine[:skip] = (codes[:skip] >= 0) & (codes[:skip] < len(Kind))
@@ -92,9 +90,7 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
     try:
         return np.array(value, np.float64)
     except OverflowError as error:
-        raise TrajectoryError(
-            "logprobs must be finite and at most 0; one is too large for a float"
-        ) from error
+        raise TrajectoryError("logprobs must be finite and at most 0; one exceeds a float") from error
 
 
 def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
@@ -134,9 +130,7 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
             law = f"spans are in order, do not overlap, are not empty, and lie in {start}..{start + length}"
             raise TrajectoryError(f"{what} is {begin}..{end}: {law}")
         if message >= messages:
-            raise TrajectoryError(
-                f"{what} names message {message} of {messages}: pass their number as messages="
-            )
+            raise TrajectoryError(f"{what} names message {message} of {messages}: pass messages=")
         owners[begin - start : end - start] = first + message
         reached = end
     return owners

@@ -77,9 +77,8 @@ class Record:
         vars(twin).update(vars(self))
         twin._writes = [*self._writes]
         twin._by_branch = [[*writes] for writes in self._by_branch]
-        stream = (
-            self._stream
-        )  # new ids of the copy do not fit into this part of the array: they get their own
+        # new ids of the copy do not fit into this part of the array: they get another
+        stream = self._stream
         twin._stream = _Stream(stream.branch, stream.length, stream.array[: stream.length])
         return twin
 
@@ -161,11 +160,9 @@ class Record:
     def branches(self) -> tuple[Branch, ...]:
         branches = []
         for index, writes in enumerate(self._by_branch):
+            start, stop, cause = writes[0].start, writes[-1].stop, getattr(writes[0], "cause", "")
             sampled = sum(len(write) for write in writes if isinstance(write, Turn))
-            cause = getattr(writes[0], "cause", "")
-            branches.append(
-                Branch(index, _parent(writes), writes[0].start, writes[-1].stop, sampled, cause)
-            )
+            branches.append(Branch(index, _parent(writes), start, stop, sampled, cause))
         return tuple(branches)
 
     @property

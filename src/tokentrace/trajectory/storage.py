@@ -119,9 +119,7 @@ def _write_record(write: Write) -> bytes:
     place = (write.branch, write.start, len(tokens))
     ids = np.asarray(tokens.ids, _IDS).tobytes()
     if isinstance(write, Turn):
-        channels = [
-            _Channel(name, len(one.data), one.dtype, list(one.shape)) for name, one in write.channels
-        ]
+        channels = [_Channel(name, len(c.data), c.dtype, list(c.shape)) for name, c in write.channels]
         version = write.version if len(write.versions) < 2 else write.versions
         sampling = None if write.sampling_json is None else remembered_json(write.sampling_json)
         how = (sampling, write.logprobs_kind, write.cached_tokens)
@@ -165,9 +163,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
         try:
             trajectory = _read(view[start:stop], trajectory)
         except TrajectoryError as error:
-            raise TrajectoryError(
-                f"record {number} at byte {start} is whole but invalid: {error}"
-            ) from error
+            raise TrajectoryError(f"record {number} at byte {start} is invalid: {error}") from error
     if trajectory is None:
         return Loaded(Trajectory(), 0, problem or "it ends before its header")
     return Loaded(trajectory, ends[-1], problem)
@@ -266,9 +262,8 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     ids = as_ids(np.frombuffer(arrays[:middle], _IDS), "ids", trajectory.vocab_size)
     if turn is not None:
         trajectory.check_follows(turn.branch, turn.start)
-        how = {
-            name: getattr(turn, name) for name in turn.__struct_fields__ if name not in ("start", "tokens")
-        }
+        names = [name for name in turn.__struct_fields__ if name not in ("start", "tokens")]
+        how = {name: getattr(turn, name) for name in names}
         logprobs = np.frombuffer(arrays[middle:end], _LOGPROBS) if trajectory.has_logprobs else None
         trajectory.append_completion(ids, logprobs, **(how | {"channels": channels}))
         return

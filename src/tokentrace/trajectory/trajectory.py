@@ -111,10 +111,9 @@ class Trajectory(ShowsItself, Record):
         length, end = bridge.stream_length, stream[len(stream) - len(bridge.completion) :]
         if length != len(stream) or not np.array_equal(end, bridge.completion):
             raise TrajectoryError(f"the bridge of {length} ids is for another stream")
-        new, spans = bridge.new, bridge.new.message_spans()
-        self.append_context(
-            new.ids, new.kinds, message_spans=spans, messages=bridge.new_count, branch=branch
-        )
+        new, count = bridge.new, bridge.new_count
+        spans = new.message_spans()
+        self.append_context(new.ids, new.kinds, message_spans=spans, messages=count, branch=branch)
 
     def append_completion(
         self,
@@ -143,22 +142,16 @@ class Trajectory(ShowsItself, Record):
         last = self._last(index)
         new_ids = as_ids(ids, "ids", self.vocab_size)
         if not isinstance(finish_reason, str) or not finish_reason:
-            raise TrajectoryError(
-                f"finish_reason must say why the engine stopped, not {brief(finish_reason)}"
-            )
+            raise TrajectoryError(f"finish_reason says why the engine stopped, not {brief(finish_reason)}")
         instance("continues", continues, bool, TrajectoryError)
         if not continues and isinstance(last, Turn):
-            advice = (
-                "append what the engine received next, or pass continues=True for an unfinished message"
-            )
+            advice = "append what the engine received next, or pass continues=True for an open message"
             raise TrajectoryError(f"branch {index} ends with a completion: {advice}")
         message = self._continued(index) if continues else last.messages
         values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
         kind = choose(LogprobKind, "logprobs_kind", logprobs_kind, TrajectoryError)
         if not self.has_logprobs and kind is not LogprobKind.UNKNOWN:
-            raise TrajectoryError(
-                f"logprobs_kind is {kind}, but the trajectory was made with logprobs=False"
-            )
+            raise TrajectoryError(f"logprobs_kind is {kind}, but the trajectory has logprobs=False")
         turn = Turn(
             write=self.num_writes,
             branch=index,
@@ -201,18 +194,14 @@ class Trajectory(ShowsItself, Record):
             if shared < len(ids):
                 recorded = f"{int(stream[shared])} ({Kind(int(self.table(index).kinds[shared])).name})"
                 reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded}"
-            advice = (
-                f"it does not extend branch {index}; record a rewritten history with branch(prompt_ids)"
-            )
+            advice = f"it does not extend branch {index}; record rewritten history with branch(prompt_ids)"
             raise ExtensionError(f"{reason}: {advice}", position=shared)
         total = last.messages if messages is None else as_count(messages, "messages")
         owners = as_owners(message_spans, len(ids), total)
         if len(ids) > shared:
             self.record_context(index, shared, ids, kinds, owners, total, skip=shared)
         elif total != last.messages:
-            raise TrajectoryError(
-                f"messages is {total}, but the {last.messages} messages have no new token"
-            )
+            raise TrajectoryError(f"messages is {total}, but the {last.messages} messages have no new ids")
         return len(ids) - shared
 
     def branch(
@@ -269,7 +258,7 @@ class Trajectory(ShowsItself, Record):
                 raise TrajectoryError("no new ids: there is nothing to record")
         elif branch != count or not (self._owns(parent, start) if start else parent == -1 and len(ids)):
             law = (
-                f"the next branch is {count}, its parent owns the tokens on both sides, no prompt is empty"
+                f"the next branch is {count}, its parent owns the tokens at both sides, no prompt is empty"
             )
             place = f"at {start} of branch {parent} with {len(ids)} ids"
             raise TrajectoryError(f"branch {branch} cannot open {place}: {law}")
@@ -277,9 +266,7 @@ class Trajectory(ShowsItself, Record):
         before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
         if as_count(messages, "messages") < before:
             what = "the shared prefix" if opening else f"branch {branch}"
-            raise TrajectoryError(
-                f"messages is {messages}, but {what} holds {before}: count all the prompt's"
-            )
+            raise TrajectoryError(f"messages is {messages}, but {what} holds {before}: count all of them")
         codes = as_kinds(kinds, len(prompt), opening=opening, skip=skip)[skip:]
         tokens = frozen(TokenTable.of(ids.copy(), codes.copy(), owners[skip:]))
         stop = as_count(start + len(ids), "the length of the stream")
@@ -298,9 +285,7 @@ class Trajectory(ShowsItself, Record):
         writes = self._by_branch[index]
         turn = next((write for write in reversed(writes) if isinstance(write, Turn)), None)
         if turn is None or turn.messages != writes[-1].messages:
-            raise TrajectoryError(
-                "continues=True: there is no turn to continue, or new messages came after it"
-            )
+            raise TrajectoryError("continues=True: no turn to continue, or new messages came after it")
         if turn.finish_reason not in ("abort", "length") and len(turn):
             problem = f"the turn before finished with {turn.finish_reason!r}"
             raise TrajectoryError(f"{problem}: a message continues only after 'abort' or 'length'")
