@@ -233,11 +233,9 @@ class ArgumentsReader:
         schema, is_text = tools.parameter(call.name, key), opening.is_string
         if is_text is None:
             is_text = schema is not None and schema.only_text and strings is Value.BARE
-        start, report, quote = (
-            reader.at,
-            ArgumentsText(call, quoted=True) if is_text else None,
-            '"' * is_text,
-        )
+        start = reader.at
+        report = ArgumentsText(call, quoted=True) if is_text else None
+        quote = '"' * is_text
         call.add_arguments(quote)
         ends = self.calls.value_ends(tools.declared(call.name))
         while match := (yield from reader.find(ends, report)):

@@ -57,10 +57,8 @@ class CompiledCalls:
         self.key_open = of(grammar.key_open)
         self.value_opens = _value_openings(grammar, marked)
         closing = marked.scaffold(grammar.value_close)
-        self.value_close, self.value_trail = (
-            pieces(closing),
-            closing[: len(closing) - len(closing.lstrip())],
-        )
+        self.value_close = pieces(closing)
+        self.value_trail = closing[: len(closing) - len(closing.lstrip())]
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
         """True if calls have no delimiters: their contents tell."""

@@ -171,10 +171,8 @@ class Bridger:
         proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
-        grammar, turn = (
-            self.compiled().grammar,
-            read_turn(self.compiled(), stream.completion, stream.prompt),
-        )
+        grammar = self.compiled().grammar
+        turn = read_turn(self.compiled(), stream.completion, stream.prompt)
         has_call: bool | None = None  # unknown: stand-ins with a call count, and those without
         if grammar.calls is not None or grammar.channels is not None:
             was_run = turn.attempts and seams.leading_results(request.new)
@@ -330,11 +328,9 @@ class Bridger:
         seam = self._seam(stream, continuation)
         if isinstance(seam, BridgeRefusal):
             return seam
-        encoded, conversation, first = (
-            continuation.encoded,
-            continuation.conversation,
-            continuation.first_new,
-        )
+        encoded = continuation.encoded
+        conversation = continuation.conversation
+        first = continuation.first_new
         rendering, after = encoded.rendering, slice(continuation.stop + seam.overlap, None)
         owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
         of_spans = [  # everything but a message's own text is scaffold, including its role

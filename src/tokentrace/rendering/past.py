@@ -388,10 +388,8 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
         advice = "use add_generation_prompt for a new one"
         problem = f"an assistant message, but the last one has role {last['role']}; {advice}"
     elif last.get("tool_calls"):
-        problem, field = (
-            "content at the end, but tool calls come after it; leave the calls out",
-            "tool_calls",
-        )
+        problem = "content at the end, but tool calls come after it; leave the calls out"
+        field = "tool_calls"
     elif isinstance(content, str):
         return [*messages[:at], {**last, "content": content + _TAG}]
     else:

@@ -147,10 +147,8 @@ class Renderer:
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """Encode text, control tokens only where allowed. Raises ControlTokenError or InputError."""
-        constants, inner = (
-            self.study(tools).template.constants,
-            functools.partial(self.inner_token_ids, tools),
-        )
+        constants = self.study(tools).template.constants
+        inner = functools.partial(self.inner_token_ids, tools)
         trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, constants=constants)
         try:
             return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)

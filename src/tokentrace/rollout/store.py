@@ -138,11 +138,9 @@ class RolloutStore:
         self._wait(self._save(rollout, finished=True))
 
     async def _save(self, rollout: Rollout, *, finished: bool = False) -> None:
-        name, metadata, trajectory = (
-            rollout.task.name,
-            plain_json(rollout.task.metadata),
-            rollout.trajectory,
-        )
+        name = rollout.task.name
+        metadata = plain_json(rollout.task.metadata)
+        trajectory = rollout.trajectory
         info = self._sessions.get(name) or await self._start(name)
         settings = {**info.settings, "vocab_size": trajectory.vocab_size}
         info = await self._store.update(info.id, metadata=metadata, settings=settings)

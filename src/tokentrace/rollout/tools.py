@@ -256,11 +256,9 @@ class Toolbox:
 
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
         """Run the calls of a turn at the same time, and count them. Raises InputError."""
-        began, notes, most = (
-            time.monotonic(),
-            self._rollout.notes,
-            self._budget.parallel_calls or len(calls),
-        )
+        began = time.monotonic()
+        notes = self._rollout.notes
+        most = self._budget.parallel_calls or len(calls)
         # a call that cancels its own task has failed; if this task is cancelled, gather still raises
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
         results = [one if isinstance(one, ToolResult) else failure(describe_error(one)) for one in done]

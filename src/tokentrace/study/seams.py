@@ -230,12 +230,10 @@ def check_continuation(
     continuation: Continuation, name_count: int, *, true_context: bool = False
 ) -> BridgeRefusal | None:
     """Refuse if old text follows the turn (except of a true context), or new text precedes it."""
-    rendering, cut, first, stop = (
-        continuation.encoded.rendering,
-        continuation.cut,
-        continuation.first_new,
-        0,
-    )
+    rendering = continuation.encoded.rendering
+    cut = continuation.cut
+    first = continuation.first_new
+    stop = 0
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
         start, stop = stop, end
         if origin is None or origin.source != "messages" or origin.is_role:

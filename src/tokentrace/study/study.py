@@ -71,10 +71,8 @@ class TemplateStudy:
         def render() -> Rendering | None:
             if self._limit is not None:
                 raise self._limit
-            variables, declared = (
-                {**self.variables, **wrap_variables(changes or {})},
-                self._tool if tools else None,
-            )
+            variables = {**self.variables, **wrap_variables(changes or {})}
+            declared = self._tool if tools else None
             try:
                 return self.template.render(
                     messages, declared, add_generation_prompt=prompt, variables=variables

@@ -142,10 +142,8 @@ def prompt_after(messages: Messages, run: TryRun) -> GenerationPrompt | None:
 
 def cut_points(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """Where a prompt may be cut off: at tags, around control tokens, at its end."""
-    cuts, pattern = (
-        {at for at, char in enumerate(prompt) if char == "<"},
-        tokenizer.vocabulary.control_pattern,
-    )
+    cuts = {at for at, char in enumerate(prompt) if char == "<"}
+    pattern = tokenizer.vocabulary.control_pattern
     for match in pattern.finditer(prompt) if pattern is not None else ():
         cuts -= set(range(match.start() + 1, match.end()))
         cuts |= set(match.span())

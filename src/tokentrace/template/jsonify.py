@@ -32,10 +32,8 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
     if (options.indent if isinstance(options.indent, int) else len(options.indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
     if options != DEFAULTS and is_traced(tuple(options)):  # separators or indents that come from a field
-        indent, separators = (
-            plain(options.indent),
-            options.separators and tuple(map(plain, options.separators)),
-        )
+        indent = plain(options.indent)
+        separators = options.separators and tuple(map(plain, options.separators))
         return opaque(dumps(value, options._replace(indent=indent, separators=separators)))  # type: ignore[no-any-return]
     field = one_field(value, None, options)
     if field is not None:

@@ -200,12 +200,10 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
     """True if a control token touches a span that may not contain it."""
-    control, ends, origins, span = (
-        encoded.control_tokens,
-        encoded.rendering.ends,
-        encoded.rendering.origins,
-        0,
-    )
+    control = encoded.control_tokens
+    ends = encoded.rendering.ends
+    origins = encoded.rendering.origins
+    span = 0
     allowed = frozenset[int]()
     for token, start, end in zip(control.ids, control.starts, control.ends, strict=True):
         span = bisect.bisect_right(ends, start, span)
