@@ -160,4 +160,4 @@ def test_command_line_gives_the_rows_of_a_local_run(tmp_path: Path) -> None:
         assert one == other
     again = CliRunner().invoke(main, ["rollout", str(CONFIG), "--workers", "2"])
     assert again.exit_code == 2
-    assert "give --ray as well" in again.output
+    assert "give --ray, too" in again.output
