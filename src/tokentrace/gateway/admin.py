@@ -98,9 +98,8 @@ async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
     info = SessionInfo(id, State.OPEN, time.time(), body.metadata or {}, settings)
     info = await store.create(info, key=hash_key(key))
     base = str(http.base_url).rstrip("/") + f"/sessions/{id}"
-    return json_response(
-        {**asdict(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201
-    )
+    urls = {"base_url": base, "openai_base_url": base + "/v1"}
+    return json_response({**asdict(info), "key": key, **urls}, 201)
 
 
 async def _list(gateway: Gateway, http: HTTPRequest) -> Any:
@@ -143,8 +142,7 @@ async def _seal(gateway: Gateway, http: HTTPRequest) -> Any:
 async def _drop(gateway: Gateway, http: HTTPRequest) -> Any:
     id = (await named_session(gateway, http)).id
     await gateway.store.set_state(id, State.DROPPED)
-    live = gateway.sessions.live.get(id)
-    if live is not None:
+    if (live := gateway.sessions.live.get(id)) is not None:
         gateway.sessions.forget(live)
     return {"id": id, "state": State.DROPPED}
 
@@ -161,9 +159,8 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     for at, reward in enumerate(rewards):
         path, turn = f"rewards.{at}", reward.pop("turn", None)
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
-            raise RequestError(
-                f"must be one of {turns} turns, from 0, not {brief(turn)}", field=f"{path}.turn"
-            )
+            problem = f"must be one of {turns} turns, from 0, not {brief(turn)}"
+            raise RequestError(problem, field=f"{path}.turn")
         if not reward:
             raise RequestError('has no value; send {"reward": 1.0}, or another name', field=path)
         for name, value in reward.items():

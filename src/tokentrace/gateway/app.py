@@ -48,20 +48,17 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
     body = parse_body(raw, dialect.history, None if live is None else live.last.get(dialect.name))
     request = dialect.read(body.value, http.headers, body.past)
     if key := http.headers.get("idempotency-key"):
-        hashes = [
-            hashlib.sha256(each).hexdigest()[:32] for each in (key.encode("utf-8", "surrogatepass"), raw)
-        ]
+        parts = (key.encode("utf-8", "surrogatepass"), raw)
+        hashes = [hashlib.sha256(each).hexdigest()[:32] for each in parts]
         name = f"key:{hashes[0]}:{dialect.name}:{hashes[1]}"
 
     async def sample() -> Answer:
         answer = await gateway.begin(session_id, dialect, request, name)
         details.update(session=session_id, dialect=dialect.name, response=answer.head.id)
-        if answer.placed is None:
+        if (placed := answer.placed) is None:
             details["replayed"] = True
         else:
-            details.update(
-                prompt=len(answer.placed.ids), reused=answer.placed.reused, stream=request.stream
-            )
+            details.update(prompt=len(placed.ids), reused=placed.reused, stream=request.stream)
         if answer.live is not None and request.previous is None and not request.references:
             answer.live.last[dialect.name] = (body, request)
         if not request.stream:

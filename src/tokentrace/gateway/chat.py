@@ -67,12 +67,9 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
         new = check_messages(from_openai(body.messages or []), is_role=lambda _: True)
     messages = [*past.messages, *new]
     continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
-    if continued and prompted:
-        raise RequestError(
-            "cannot be true together with continue_final_message", field="add_generation_prompt"
-        )
-    if prompted is False and not continued:
-        raise RequestError("can be false only with continue_final_message", field="add_generation_prompt")
+    if prompted == continued:
+        rule = "cannot be true together with" if prompted else "can be false only with"
+        raise RequestError(f"{rule} continue_final_message", field="add_generation_prompt")
     if continued and messages[-1].get("role") != "assistant":
         raise RequestError("needs an assistant message at the end", field="continue_final_message")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]

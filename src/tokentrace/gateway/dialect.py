@@ -150,18 +150,16 @@ class ItemStream:
         return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
 
     def _end_call(self, call: ParsedToolCall, lead: str) -> None:
-        self.statuses.append(call.status)
-        item, options = self._call, self._options
+        item, options, status = self._call, self._options, call.status
+        self.statuses.append(status)
         if item is not None:
             if call.late_id and call.id:
                 self.late_ids[item.id] = call.id
-            item.cut_off = call.status is CallStatus.TRUNCATED
+            item.cut_off = status is CallStatus.TRUNCATED
             self._close()
             return
         # are the arguments complete? They may be empty only if the call is closed
-        is_open = call.status is CallStatus.TRUNCATED or (
-            not call.arguments and call.status is CallStatus.UNCLOSED
-        )
+        is_open = status is CallStatus.TRUNCATED or (not call.arguments and status is CallStatus.UNCLOSED)
         is_object = call.arguments is not None and not is_open
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
             self._grow(PartKind.CONTENT, lead + call.raw)
@@ -273,13 +271,8 @@ class Dialect(ABC):
 
     @staticmethod
     def error(error: RequestError) -> dict[str, Any]:
-        about = {
-            "message": str(error),
-            "type": error.kind,
-            "param": error.field,
-            "code": error.code or None,
-        }
-        return {"error": about}
+        about = {"message": str(error), "type": error.kind, "param": error.field}
+        return {"error": {**about, "code": error.code or None}}
 
     @abstractmethod
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]: ...
@@ -340,11 +333,10 @@ class Dialect(ABC):
         # a channel that comes with the last piece covers the whole completion
         if len(alternatives) != len(delta.ids):
             alternatives = [()] * len(delta.ids)
+        sampled = zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
         return [
             {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:limit]]}
-            for id, logprob, some in zip(
-                delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True
-            )
+            for id, logprob, some in sampled
         ]
 
 

@@ -62,14 +62,12 @@ class Gateway:
     def __post_init__(self) -> None:
         self.renderer = self.renderer.silent()
 
-    async def begin(
-        self, session_id: str, dialect: type[Dialect], request: Request, name: str = ""
-    ) -> Answer:
+    async def begin(self, session_id: str, dialect: type[Dialect], request: Request, name: str) -> Answer:
         """Make a prompt, or repeat the answer to a request of the same `name`."""
         claim = self.admission.admit(session_id)
         try:
             live = await self.sessions.get(session_id)
-            earlier = await self._earlier(live, request, name, claim) if name else None
+            earlier = await self._earlier(session_id, request, name, claim) if name else None
             if earlier is not None:
                 claim.end(earlier)
                 head, replies = earlier
@@ -95,14 +93,10 @@ class Gateway:
         conversation = self._conversation(request)
         async with self.sessions.locked(live.info.id, live) as now:
             recorded = now.session.turns[-1].depth if now.session.turns else 0
-            size = sum(
-                len(str(message.get("content") or "")) for message in conversation.messages[recorded:]
-            )
-            if recorded and size < _INLINE:
+            new = conversation.messages[recorded:]
+            if recorded and sum(len(str(message.get("content") or "")) for message in new) < _INLINE:
                 return now.session.place(conversation)
-            return await unhurried(
-                asyncio.ensure_future(asyncio.to_thread(now.session.place, conversation))
-            )
+            return await unhurried(asyncio.to_thread(now.session.place, conversation))
 
     def _conversation(self, request: Request) -> Conversation:
         self._check_variables(request)
@@ -203,14 +197,11 @@ class Gateway:
     async def stored(self, id: str, dialect: type[Dialect], response: str) -> Answered:
         async with self._named(id, response_name(response)) as (session, turns):
             if not turns or turns[0].dialect != dialect.name:
-                raise RequestError(
-                    f"there is no stored response {brief(response)} in this session", status=404
-                )
+                problem = f"there is no stored response {brief(response)} in this session"
+                raise RequestError(problem, status=404)
             [turn] = turns
-            messages, tools = session.conversation(turn.number)[:-1], session.roots[turn.root][0]
-            request = Request(
-                messages, tools, turn.model, instructions=turn.instructions, answer=turn.options
-            )
+            past, tools = session.conversation(turn.number)[:-1], session.roots[turn.root][0]
+            request = Request(past, tools, turn.model, instructions=turn.instructions, answer=turn.options)
             return await self._answered(session, turns, request)
 
     async def _answered(
@@ -236,15 +227,12 @@ class Gateway:
             stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
             stream.feed(parser.feed(completion.ids.tolist()))
             replies.append(finish_reply(parser, stream, completion)[0])
-        return self._head(
-            request, session.prompt_ids(turns[0]), turns[0].response, turns[0].created
-        ), replies
+        first = turns[0]
+        return self._head(request, session.prompt_ids(first), first.response, first.created), replies
 
-    async def _earlier(
-        self, live: LiveSession, request: Request, name: str, claim: Claim
-    ) -> Answered | None:
+    async def _earlier(self, id: str, request: Request, name: str, claim: Claim) -> Answered | None:
         """The answer to a request of the same name. If none, claims the name."""
-        id, names = live.info.id, [f"{name}#{choice}" for choice in range(request.n)]
+        names = [f"{name}#{choice}" for choice in range(request.n)]
         while (under_way := self.admission.under_way.get((id, name))) is not None:
             answered = await asyncio.shield(under_way)
             if answered is not None:
@@ -309,6 +297,5 @@ def _overflow(dialect: type[Dialect], length: int, most: int, context: str) -> R
 
 
 def _unknown_item(item: str) -> RequestError:
-    return RequestError(
-        f"item_reference: there is no stored item {brief(item)} in this session", field="input"
-    )
+    problem = f"item_reference: there is no stored item {brief(item)} in this session"
+    return RequestError(problem, field="input")

@@ -22,9 +22,8 @@ class Metrics:
         self.sampled = kinds.labels("sampled")
         self.branches = counter("tokentrace_branches", "Turns that began a branch", ["cause"])
         self.repairs = counter("tokentrace_matcher_repairs", "Echoed fields that differed")
-        self.conflicts = counter(
-            "tokentrace_store_conflicts", "Writes that lost to another gateway's write"
-        )
+        conflicts = "tokentrace_store_conflicts"
+        self.conflicts = counter(conflicts, "Writes that lost to another gateway's write")
         self.replayed = counter("tokentrace_replayed", "Requests answered from the record")
         self.placing = seconds("tokentrace_prompt_seconds", "Time to build a prompt")
         self.engine = seconds("tokentrace_engine_seconds", "Time that the engine takes for a completion")

@@ -179,9 +179,8 @@ async def _tokens(gateway: Gateway, http: HTTPRequest) -> Any:
     async with gateway.sessions.locked(id) as live:
         branches = live.session.trajectory.num_branches
         if query.branch >= branches:
-            raise RequestError(
-                f"there is no branch {query.branch}; the session has {branches}", field="branch"
-            )
+            problem = f"there is no branch {query.branch}; the session has {branches}"
+            raise RequestError(problem, field="branch")
         return await asyncio.to_thread(tokens_view, live.session, gateway.renderer.tokenizer, query)
 
 
