@@ -11,7 +11,7 @@ from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
-from .requests import Request, RequestError, TokenFields
+from .requests import NOTHING_READ, ReadHistory, Request, RequestError, TokenFields
 
 _HARMLESS = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
@@ -57,7 +57,7 @@ class ChatBody(wire.AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
+def read_chat(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     body, shared = wire.read_body(raw, ChatBody, _REFUSED, _HARMLESS)
     if body.tools and body.functions:
         raise RequestError("cannot be used together with tools", field="functions")

@@ -233,13 +233,13 @@ class Usage(NamedTuple):
     """Prompt tokens in the engine's cache, as far as reported."""
     reasoning: int
 
-    def openai(self) -> dict[str, Any]:
+    def openai(self, prompt: str = "prompt", completion: str = "completion") -> dict[str, Any]:
         return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
+            f"{prompt}_tokens": self.prompt,
+            f"{completion}_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            f"{prompt}_tokens_details": {"cached_tokens": self.cached},
+            f"{completion}_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -22,12 +22,11 @@ from starlette.types import Receive, Scope, Send
 from ..engines.protocol import Delta
 from ..errors import TokentraceError
 from ..values.plain import MAX_DEPTH, finite, no_constant
-from .answering import Answer
+from .answering import Answer, Result
 from .dialect import ItemChange, StreamEvent, encode_sse
 from .requests import NOTHING_READ, ReadHistory, RequestError, request_error
 from .requests import Request as AgentRequest
 
-Result = TypeVar("Result")
 LOGGER = logging.getLogger("tokentrace.gateway")
 FIRST_TOKEN_SECONDS = 5.0
 """Until the first token, or this long, an error still sets the status."""

@@ -19,7 +19,7 @@ from ..errors import brief
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, changes_of, token_spans
-from .requests import Request, RequestError, TokenFields, convert
+from .requests import NOTHING_READ, ReadHistory, Request, RequestError, TokenFields, convert
 
 PREFIX = "resp_"
 """Not part of `Head.id`."""
@@ -35,7 +35,6 @@ _REFUSED: wire.Refused = {
     "moderation": ((), "the gateway does not moderate"),
 }
 _LOGPROBS = "message.output_text.logprobs"
-_ENCRYPTED = "reasoning.encrypted_content"
 _Included = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
@@ -94,9 +93,7 @@ class ResponsesBody(wire.AgentBody):
     prompt_cache_key: str | None = None
 
 
-def read_responses(
-    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
-) -> Request:
+def read_responses(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     previous = body.previous_response_id
     if previous is not None and not _RESPONSE.fullmatch(previous):
@@ -138,23 +135,21 @@ def read_responses(
             logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
             calls_allowed=body.tool_choice != "none",
             token_fields=wire.requested_token_fields(body, headers, TokenFields.NEMO_GYM, ways),
-            encrypted=_ENCRYPTED in included,
+            encrypted="reasoning.encrypted_content" in included,
             namespaces=namespaces,
-            repeated=_repeated(body, reasoning, text, form),
+            repeated=_repeated(body, text, form),
         ),
     )
 
 
-def _repeated(
-    body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dict[str, Any]
-) -> dict[str, Any]:
+def _repeated(body: ResponsesBody, text: _Text, form: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: getattr(body, name) for name in _NULLABLE},
         **{name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None},
         "top_logprobs": body.top_logprobs or 0,
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": msgspec.structs.asdict(reasoning),
+        "reasoning": msgspec.structs.asdict(body.reasoning or _Reasoning()),
         "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
         "truncation": body.truncation or "disabled",
         "metadata": body.metadata or {},
@@ -250,16 +245,12 @@ class Responses(Dialect):
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         [reply] = replies
-        usage, cut_off = self.usage(replies), reply.finish_reason == "length"
+        usage = self.usage(replies).openai("input", "output")
+        usage["input_tokens_details"]["cache_write_tokens"] = 0
+        cut_off = reply.finish_reason == "length"
         answer = self._response("incomplete" if cut_off else "completed") | {
             "output": [self._item(item, reply) for item in _items(reply)],
-            "usage": {
-                "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-                "output_tokens": usage.completion,
-                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-                "total_tokens": usage.prompt + usage.completion,
-            },
+            "usage": usage,
             **self.token_fields(reply, TokenFields.TOKENTRACE),
         }
         answer["output"][-1] |= self.token_fields(reply, TokenFields.NEMO_GYM)
@@ -307,10 +298,9 @@ class Responses(Dialect):
 
     def _response(self, status: str) -> dict[str, Any]:
         request = self.head.request
-        nothing = {"description": None, "parameters": None}
-        tools = [
-            tool["function"] for tool in request.tools or ()
-        ]  # not strict: nothing enforces the schema
+        empty = {"type": "function", "description": None, "parameters": None}
+        # not strict: nothing enforces the schema
+        tools = [{**empty, **tool["function"], "strict": False} for tool in request.tools or ()]
         return {
             "id": PREFIX + self.head.id,
             "object": "response",
@@ -322,7 +312,7 @@ class Responses(Dialect):
             "instructions": request.messages[0]["content"] if request.instructions else None,
             "model": self.head.model,
             "output": [],
-            "tools": [{"type": "function", **nothing, **tool, "strict": False} for tool in tools],
+            "tools": tools,
             "usage": None,
             **self.options.repeated,
         }

@@ -10,15 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ..data.tables import (
-    CHANNELS,
-    ROLLOUT,
-    Columns,
-    TableWriter,
-    channel_values,
-    sample_columns,
-    samples_table,
-)
+from ..data.tables import CHANNELS, ROLLOUT, TableWriter, channel_values, sample_columns, samples_table
 from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
@@ -124,18 +116,14 @@ class SessionRows:
 _TURN_FIELDS = {
     **dict.fromkeys(("number", "start", "stop"), "int32"),
     **dict.fromkeys(("finish_reason", "dialect", "model", "response"), "string"),
-    **{
-        "choice": "int32",
-        "stopped_by": "string",
-        "reused": "int32",
-        "time": "float64",
-        "seconds": "float64",
-    },
+    "choice": "int32",
+    "stopped_by": "string",
+    "reused": "int32",
+    **dict.fromkeys(("time", "seconds"), "float64"),
 }
 _TURN_LISTS = ("calls", "repairs", "notes", "wishes")
 
-
-COLUMNS: Columns = {
+COLUMNS = {
     **sample_columns("labels", "logprobs", *ROLLOUT),
     **dict.fromkeys(("session", "state", "cause", "cause_detail"), "string"),
     **dict.fromkeys(("parent", "shared"), "int32"),

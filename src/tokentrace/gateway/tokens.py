@@ -10,7 +10,7 @@ from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
 from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
-from .requests import Request, TokenFields
+from .requests import NOTHING_READ, ReadHistory, Request, TokenFields
 
 _MOST = 10_000_000
 _REFUSED: wire.Refused = {
@@ -35,9 +35,7 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(
-    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
-) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     body = wire.convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
     wire.refuse(raw.get("sampling_params") or {}, _REFUSED)

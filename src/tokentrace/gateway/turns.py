@@ -20,8 +20,7 @@ from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message = Mapping[str, Any]
-_COMPARED = frozenset({"number", "base", "shared", "messages", "reply", "root", "keys", "matcher"})
-_HIDDEN = _COMPARED | {"tools", "variables"}
+_HIDDEN = ("number", "base", "shared", "messages", "reply", "root", "keys", "matcher", "tools", "variables")
 """The fields of a turn that a session's state does not show."""
 
 
