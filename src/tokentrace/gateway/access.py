@@ -109,7 +109,6 @@ class Access:
     keys: Keys | None
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
-        """The sender of a request. Raises RequestError without a valid key."""
         is_browser = headers.get("authorization", "").lower().startswith("basic ")
         if self.keys is None or is_browser:
             _check_origin(headers, loopback=self.keys is None)
@@ -141,8 +140,9 @@ class Access:
             is_name = ID.fullmatch(key) and await self.store.session(key) is not None
             return key if is_name else "key-" + hash_key(key).removeprefix("sha256:")[:16]
         if not id:
-            how = f"use /sessions/{{id}}/v1 as the base URL, a session's key, or the header {SESSION_HEADERS[0]}"
-            raise RequestError(f"the request names no session; {how}", code="no_session")
+            ways = "use /sessions/{id}/v1 as the base URL, a session's key, or the header"
+            problem = f"the request names no session; {ways} {SESSION_HEADERS[0]}"
+            raise RequestError(problem, code="no_session")
         if not ID.fullmatch(id):
             raise RequestError(f"{brief(id)} is not a valid session id: {ID_RULE}", code="no_session")
         return id

@@ -63,7 +63,6 @@ def _opening(renderer: Renderer, instructions: Sequence[Message], apart: int) ->
 
 
 def _joined(contents: Sequence[Any]) -> str | None:
-    """Join contents with blank lines; None if a part is not text."""
     texts: list[str] = []
     for content in contents:
         parts = content if isinstance(content, (list, tuple)) else [{"type": "text", "text": content or ""}]

@@ -61,7 +61,6 @@ def read_query(http: HTTPRequest) -> Query:
 
 
 async def read_json(gateway: Gateway, http: HTTPRequest) -> Any:
-    """Parse a body as JSON. An empty body is an empty object."""
     raw = await read_body(http, gateway.admission.limits.body_bytes)
     return parse_json(raw) if raw.strip() else {}
 
@@ -88,8 +87,11 @@ async def find_sessions(gateway: Gateway, query: Query) -> list[SessionInfo]:
 
 
 async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
-    body, store = convert(await read_json(gateway, http), _NewSession), gateway.store
-    id, settings, key = body.id or uuid.uuid4().hex, body.settings or {}, new_key()
+    body = convert(await read_json(gateway, http), _NewSession)
+    store = gateway.store
+    id = body.id or uuid.uuid4().hex
+    settings = body.settings or {}
+    key = new_key()
     if not ID.fullmatch(id):
         raise RequestError(f"must be {ID_RULE}", field="id")
     SessionSettings.read(settings)
@@ -124,7 +126,8 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 async def _update(gateway: Gateway, http: HTTPRequest) -> Any:
-    live, body = await _live(gateway, http), convert(await read_json(gateway, http), _Changes)
+    live = await _live(gateway, http)
+    body = convert(await read_json(gateway, http), _Changes)
     if body.settings is not None:
         SessionSettings.read(body.settings)
     info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
@@ -148,7 +151,9 @@ async def _drop(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 async def _reward(gateway: Gateway, http: HTTPRequest) -> Any:
-    live, store, body = await _live(gateway, http), gateway.store, await read_json(gateway, http)
+    live = await _live(gateway, http)
+    store = gateway.store
+    body = await read_json(gateway, http)
     rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
     await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
     return {"labels": [asdict(label) for label in await store.labels(live.info.id)]}

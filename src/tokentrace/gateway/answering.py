@@ -54,7 +54,6 @@ class Answer:
     sampled: int = 0
 
     async def run(self, feed: Feed) -> Sequence[Reply]:
-        """Sample and store the turns. Calls `feed` as tokens arrive."""
         if self.replies is not None:
             for choice, reply in enumerate(self.replies):
                 feed(choice, changes_of(reply.items), reply.completion)
@@ -75,11 +74,12 @@ class Answer:
             self.claim.end()  # if there is no answer, a waiting request samples one
 
     async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
-        """Return all replies once their turns are on disk."""
         about = {"dialect": self.dialect.name, "prompt_tokens": len(placed.ids), "time": time.time()}
         about |= {"name": self.name} if self.name else {}
         notes: list[asyncio.Future[None]] = []
-        store, began, tracing = self.gateway.store, time.perf_counter(), self.gateway.tracing
+        store = self.gateway.store
+        began = time.perf_counter()
+        tracing = self.gateway.tracing
 
         def note() -> None:
             notes.append(asyncio.ensure_future(store.begin(self.session_id, self.head.id, about)))
@@ -118,7 +118,9 @@ class Answer:
         return replies
 
     async def _sample(self, choice: int, placed: Placement, feed: Feed) -> Reply:
-        request, metrics, conversation = self.request, self.gateway.metrics, placed.conversation
+        request = self.request
+        metrics = self.gateway.metrics
+        conversation = placed.conversation
         parser = conversation.renderer.streaming_parser(tools=conversation.tools, prompt_ids=placed.ids)
         stream = ItemStream(call_ids_of(self.head.id, choice), request.answer, request.stop)
         pieces: list[Delta] = []
@@ -131,7 +133,9 @@ class Answer:
                 if not pieces and request.stream:
                     metrics.first_token.observe(time.perf_counter() - began)
                 pieces.append(delta)
-                piece, ids, changes = delta, delta.ids.tolist(), list[ItemChange]()
+                piece = delta
+                ids = delta.ids.tolist()
+                changes = list[ItemChange]()
                 if not request.stop:
                     changes = stream.feed(parser.feed(ids))
                 for at, id in enumerate(ids if request.stop else (), 1):
@@ -163,7 +167,9 @@ class Answer:
 
     def _deltas(self, choice: int, placed: Placement) -> AsyncGenerator[Delta]:
         """The completion in pieces, or whole if nobody needs pieces."""
-        engine, request, sampling = self.gateway.engine, self.request, self.sampling
+        engine = self.gateway.engine
+        request = self.request
+        sampling = self.sampling
         assert sampling is not None
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)

@@ -163,7 +163,9 @@ ENDPOINTS = [
 
 class App:
     def __init__(self, gateway: Gateway, access: Access, *, public_health: bool = False) -> None:
-        self.gateway, self.access, self._public_health = gateway, access, public_health
+        self.gateway = gateway
+        self.access = access
+        self._public_health = public_health
         self.server: Any = None
 
     def starlette(self) -> Starlette:
@@ -171,7 +173,6 @@ class App:
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
-        """Errors have the dialect's shape."""
         try:
             if not (endpoint.key == "health" and self._public_health):
                 caller = await self.access.caller(http.headers)
@@ -208,13 +209,13 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class _Handler:
-    """Runs an endpoint, then logs and counts the request."""
-
     app: App
     endpoint: Endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        http, endpoint, gateway = HTTPRequest(scope, receive, send), self.endpoint, self.app.gateway
+        http = HTTPRequest(scope, receive, send)
+        endpoint = self.endpoint
+        gateway = self.app.gateway
         details = scope.setdefault("tokentrace", {})
         began, status = time.perf_counter(), 500
         try:

@@ -66,7 +66,8 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_
     with wire.naming_fields(first=past.items):
         new = check_messages(from_openai(body.messages or []), is_role=lambda _: True)
     messages = [*past.messages, *new]
-    continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
+    continued = bool(body.continue_final_message)
+    prompted = body.add_generation_prompt
     if prompted == continued:
         rule = "cannot be true together with" if prompted else "can be false only with"
         raise RequestError(f"{rule} continue_final_message", field="add_generation_prompt")
@@ -125,7 +126,8 @@ class Chat(Dialect):
         self._calls: Final = [0] * head.request.n
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        choices, usage = list(map(self._choice, range(len(replies)), replies)), self.usage(replies).openai()
+        choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
+        usage = self.usage(replies).openai()
         frame = self._frame("chat.completion", choices, usage=usage, system_fingerprint=None)
         return frame | self.prompt_fields
 
@@ -197,7 +199,9 @@ class Chat(Dialect):
         return {**frame, "choices": choices, **more}
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return None if self.options.logprobs is None else {"content": self.logprobs(delta), "refusal": None}
+        if self.options.logprobs is None:
+            return None
+        return {"content": self.logprobs(delta), "refusal": None}
 
     def _finish_reason(self, reply: Reply) -> str:
         is_legacy = self.options.functions and reply.finish_reason == "tool_calls"

@@ -164,7 +164,8 @@ class ItemStream:
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
             self._grow(PartKind.CONTENT, lead + call.raw)
             return
-        id, arguments = call.id or self._call_id(call.index), call.arguments or {}
+        id = call.id or self._call_id(call.index)
+        arguments = call.arguments or {}
         self._start(PartKind.TOOL_CALL, name=call.name, id=id, attempt=call.index, arguments=arguments)
         self._grow(PartKind.TOOL_CALL, call.arguments_text)
         self._close()
@@ -312,7 +313,8 @@ class Dialect(ABC):
     def token_fields(self, reply: Reply, way: TokenFields) -> dict[str, Any]:
         if way not in self.options.token_fields:
             return {}
-        ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
+        ids = reply.completion.ids.tolist()
+        logprobs = reply.completion.logprobs.tolist()
         if way is TokenFields.VLLM:
             return {"token_ids": ids}
         prompt = {"prompt_token_ids": self.head.prompt_ids.tolist()}
@@ -321,7 +323,6 @@ class Dialect(ABC):
         return {"tokentrace": {**prompt, "completion_token_ids": ids, "logprobs": logprobs}}
 
     def logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        """Logprobs as OpenAI's APIs report them, of every sampled token."""
 
         def entry(id: int, logprob: float) -> dict[str, Any]:
             raw = self.head.token_bytes(id)

@@ -104,7 +104,8 @@ class Gateway:
         variables = {name: value for name, value in request.hints.items() if name in read}
         variables |= request.variables
         renderer = self.renderer_with(variables)
-        digests, tools = sorted(renderer.template_digests().items()), request.tools
+        digests = sorted(renderer.template_digests().items())
+        tools = request.tools
         template = ",".join(f"{name}={digest}" for name, digest in digests)
         root = root_key(tools, variables, template if request.prompt_ids is None else "ids")
         apart = request.instructions if request.stored else 0
@@ -153,11 +154,11 @@ class Gateway:
         return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
 
     def _check_variables(self, request: Request) -> None:
-        """Refuse variables that a request may not set, or without effect."""
         if not request.variables:
             return
-        template, tokenizer = self.renderer.study(request.tools or None).template, self.renderer.tokenizer
-        control, unsupported = tokenizer.vocabulary.control_pattern, "unsupported_parameter"
+        template = self.renderer.study(request.tools or None).template
+        tokenizer, unsupported = self.renderer.tokenizer, "unsupported_parameter"
+        control = tokenizer.vocabulary.control_pattern
         for name, value in request.variables.items():
             field = f"chat_template_kwargs.{name[:80]}"
             if name in OF_RENDER or name in tokenizer.variables:
@@ -200,7 +201,8 @@ class Gateway:
                 problem = f"there is no stored response {brief(response)} in this session"
                 raise RequestError(problem, status=404)
             [turn] = turns
-            past, tools = session.conversation(turn.number)[:-1], session.roots[turn.root][0]
+            past = session.conversation(turn.number)[:-1]
+            tools = session.roots[turn.root][0]
             request = Request(past, tools, turn.model, instructions=turn.instructions, answer=turn.options)
             return await self._answered(session, turns, request)
 
@@ -211,7 +213,8 @@ class Gateway:
         replies = []
         for turn in turns:
             record = await anext(self.store.turns(session.trajectory.name, turn.number))
-            sampled, (tools, variables) = session.sampled_turn(turn), session.roots[turn.root]
+            sampled = session.sampled_turn(turn)
+            tools, variables = session.roots[turn.root]
             completion = Completion(
                 np.array(sampled.tokens.ids),
                 np.array(sampled.tokens.logprobs),
@@ -221,7 +224,8 @@ class Gateway:
                 sampled.logprobs_kind,
                 unpack_channels(record.channels),
             )
-            renderer, prompt_ids = self.renderer_with(variables), session.prompt_ids(turn)
+            renderer = self.renderer_with(variables)
+            prompt_ids = session.prompt_ids(turn)
             parser = renderer.streaming_parser(tools=tools, prompt_ids=prompt_ids)
             stop = [turn.stopped_by] if turn.stopped_by else ()
             stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)

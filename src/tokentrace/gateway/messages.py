@@ -26,7 +26,6 @@ from .requests import NOTHING_READ, ReadHistory, Request, RequestError, TokenFie
 from .turns import Message
 
 BILLING = "x-anthropic-billing-header:"
-"""The start of the block that Claude Code puts before its system prompt."""
 
 _HARMLESS = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta",
@@ -91,7 +90,8 @@ def read_count(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING
     visible, deferred = _tools(body.tools or [])
     messages, starts = _messages(body.messages or [], deferred, past)
     system, billed = _system(body.system)
-    config, edits = body.output_config or {}, (body.context_management or {}).get("edits")
+    config = body.output_config or {}
+    edits = (body.context_management or {}).get("edits")
     form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
     choice, thinking = body.tool_choice or _ToolChoice("auto"), body.thinking
     on = None if thinking is None else thinking.type != "disabled"
@@ -147,7 +147,6 @@ def _messages(
 
 
 def _with_texts(message: Message) -> Message:
-    """Restore the text of inputs that Claude Code could not parse."""
     calls = list(message["tool_calls"])
     for at, call in enumerate(calls):
         match call["function"]["arguments"]:
@@ -168,7 +167,6 @@ def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
 
 
 def _defined(message: Message, deferred: Mapping[str, Message]) -> Message:
-    """Replace references to deferred tools by their definitions."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -212,7 +210,6 @@ def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, 
 
 
 def signature(id: str) -> str:
-    """The signature of an answer's thinking."""
     digest = hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()
     return base64.b64encode(digest).decode()
 

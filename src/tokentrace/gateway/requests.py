@@ -62,7 +62,6 @@ class SamplingBody(Struct):
 
 
 SAMPLING = SamplingBody.__struct_fields__
-"""The fields of `SamplingParams` that a request may set."""
 
 
 class AgentBody(SamplingBody):
@@ -108,8 +107,6 @@ NOTHING_READ = ReadHistory()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation, and how to sample its next turn."""
-
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     model: str = ""
@@ -156,7 +153,6 @@ class Request:
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
-    """The sampling parameters that a body sets, checked."""
     values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's value for all tokens
@@ -201,7 +197,6 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
 def ignored_fields(
     body: Mapping[str, Any], read: Struct, *listed: str, within: str = ""
 ) -> tuple[str, ...]:
-    """The names of fields that are neither in the struct nor `listed`."""
     names = read.__struct_fields__
     ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in listed]
     for name, value in body.items():
@@ -235,7 +230,6 @@ def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[st
 
 
 def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
-    """The required structure of content; None for text."""
     if kind in (None, "text"):
         return None
     if kind not in ("json_object", "json_schema"):

@@ -22,7 +22,6 @@ from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, change
 from .requests import NOTHING_READ, ReadHistory, Request, RequestError, TokenFields, convert
 
 PREFIX = "resp_"
-"""Not part of `Head.id`."""
 
 _RESPONSE = re.compile(f"{PREFIX}[0-9A-Za-z]+")
 _HARMLESS = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
@@ -105,7 +104,8 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOT
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         items = read_items(body.input, [*system, *past.messages], open_calls=previous is not None)
     tools, namespaces, hidden = _tools(body.tools or [])
-    reasoning, text, included = body.reasoning or _Reasoning(), body.text or _Text(), body.include or []
+    reasoning, text = body.reasoning or _Reasoning(), body.text or _Text()
+    included = body.include or []
     wishes = {
         "tool_choice": body.tool_choice not in (None, "none", "auto"),
         "reasoning.summary": reasoning.summary is not None,
@@ -200,7 +200,9 @@ def _function(tool: Any, path: str) -> dict[str, Any]:
 
 def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
     form = text.format or {}
-    kind, schema, name = form.get("type", "text"), form.get("schema"), form.get("name")
+    kind = form.get("type", "text")
+    schema = form.get("schema")
+    name = form.get("name")
     structure = wire.structure_of(kind, schema, "text.format")
     if kind != "json_schema":
         return structure, {"type": kind}
@@ -276,7 +278,8 @@ class Responses(Dialect):
         output = self._item(Item(item.index, item.kind, "", item.name, item.id))
         output |= {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
         output.pop("encrypted_content", None)
-        parts, output = output.get("content", ()), output | ({"content": []} if "content" in output else {})
+        parts = output.get("content", ())
+        output |= {"content": []} if parts else {}
         added = self._event("response.output_item.added", output_index=item.index, item=output)
         return [added, *(self._about(item, "response.content_part.added", part=part) for part in parts)]
 

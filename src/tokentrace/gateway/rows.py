@@ -75,7 +75,8 @@ class SessionRows:
 
     def _row(self, sample: Sample, number: int) -> dict[str, Any]:
         trajectory = self.session.trajectory
-        branch, along = trajectory.branches[sample.branch], trajectory.turns(sample.branch)
+        branch = trajectory.branches[sample.branch]
+        along = trajectory.turns(sample.branch)
         writes = [turn.write for turn in along if turn.branch == sample.branch]
         turns = [self.session.turns[self._numbers[write]] for write in writes]
         cause, last = turns[0].cause, turns[-1]
@@ -188,9 +189,8 @@ class Export:
             return session
         now = await self._store.session(info.id)
         if now is not None and now.state is not State.DROPPED:
-            raise StoreError(
-                f"session {info.id!r} is damaged: it has {len(turns)} of its {info.turns} turns"
-            )
+            problem = f"it has {len(turns)} of its {info.turns} turns"
+            raise StoreError(f"session {info.id!r} is damaged: {problem}")
         return None
 
     async def mark(self) -> None:

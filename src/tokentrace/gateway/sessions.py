@@ -76,7 +76,6 @@ class Sessions:
         return await self.store.session(id) if ID.fullmatch(id) else None
 
     async def info(self, id: str, *, create: bool = False) -> SessionInfo:
-        """Raises RequestError for a missing session that may not be created."""
         info = await self.find(id)
         if info is None and create and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))

@@ -110,6 +110,7 @@ def _choice(delta: Delta) -> dict[str, Any]:
 
 
 def _ending(reply: Reply) -> dict[str, Any]:
-    spans, reason = reply.completion.versions, str(reply.completion.finish_reason)
+    spans = reply.completion.versions
+    reason = str(reply.completion.finish_reason)
     versions = [{"version": version, "start": start, "end": stop} for version, start, stop in spans]
     return {"finish_reason": reason, "stop_reason": None, "weight_versions": versions or None}

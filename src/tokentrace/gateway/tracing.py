@@ -36,7 +36,6 @@ class Tracing:
 
 
 def configured_tracing() -> Tracing:
-    """Tracing, if OpenTelemetry's variables set an endpoint."""
     is_off = os.environ.get("OTEL_SDK_DISABLED") == "true"
     if is_off or not any(map(os.environ.get, _ENDPOINTS)):
         return Tracing()

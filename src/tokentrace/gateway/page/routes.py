@@ -135,7 +135,6 @@ def page_files() -> dict[str, bytes]:
 
 
 async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
-    """The newest sessions, the chosen one, and the gateway's state."""
     query, store = read_query(http), gateway.store
     infos = await find_sessions(gateway, query)
     chosen = await gateway.sessions.find(query.session)
