@@ -178,7 +178,9 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
 
 
 async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
-    query, name, id = read_query(http), "rows", http.path_params.get("session")
+    query = read_query(http)
+    name = "rows"
+    id = http.path_params.get("session")
     if query.state is State.DROPPED:
         raise RequestError("dropped sessions have no rows", field="state")
     sessions: Any = gateway.store.sessions(state=query.state, search=query.search)

@@ -175,7 +175,8 @@ class Answer:
             sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)
         about: dict[str, Any] = {"request_id": f"{self.head.id}-{choice}", "session": self.session_id}
         is_labelled = self._weights is not None and not engine.capabilities.versions
-        if request.stream or request.stop or is_labelled:  # the version is read as each piece arrives
+        # the version is read as each piece arrives
+        if request.stream or request.stop or is_labelled:
             return engine.stream(placed.ids, sampling, **about)
 
         async def whole() -> AsyncGenerator[Delta]:

@@ -69,7 +69,9 @@ class ItemStream:
         self.late_ids: dict[str, str] = {}
         """The model's ids of calls, by the ids that the client knows."""
         self.stopped_by: str | None = None
-        self._call_id, self._options, self._stop = call_id, options, tuple(stop)
+        self._call_id = call_id
+        self._options = options
+        self._stop = tuple(stop)
         self._changes: list[ItemChange] = []
         self._withheld = ""
         self._open: Item | None = None

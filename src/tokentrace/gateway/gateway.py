@@ -36,7 +36,7 @@ from .requests import Request, RequestError
 from .session import SessionRecord
 from .sessions import LiveSession, Sessions
 from .tracing import Tracing
-from .turns import Conversation, Placement, RecordedTurn
+from .turns import Conversation, Message, Placement, RecordedTurn
 
 _INLINE = 20_000
 """Longer prompts are made in a thread."""
@@ -157,7 +157,8 @@ class Gateway:
         if not request.variables:
             return
         template = self.renderer.study(request.tools or None).template
-        tokenizer, unsupported = self.renderer.tokenizer, "unsupported_parameter"
+        tokenizer = self.renderer.tokenizer
+        unsupported = "unsupported_parameter"
         control = tokenizer.vocabulary.control_pattern
         for name, value in request.variables.items():
             field = f"chat_template_kwargs.{name[:80]}"
@@ -250,7 +251,8 @@ class Gateway:
                     return await self._answered(session, turns, request)
             if not any(each["ended"] is None and each.get("name") == name for each in requests):
                 break
-            await asyncio.sleep(_POLL_SECONDS)  # another gateway with the same store is answering it
+            # another gateway with the same store is answering it
+            await asyncio.sleep(_POLL_SECONDS)
         return None
 
     def state(self) -> dict[str, Any]:
@@ -275,12 +277,13 @@ class Gateway:
         self.admission.running.set()
 
 
-def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
+def resolved(message: Message, reply: Message, items: Sequence[str]) -> dict[str, Any]:
     """Add stored items to a message. A call stands for all calls of the reply."""
     result = dict(message)
     for item in items:
         kind = item.partition("_")[0]
-        if field := _ITEM_FIELDS.get(kind):  # the recorded text, then any other text of the message
+        # the recorded text, then any other text of the message
+        if field := _ITEM_FIELDS.get(kind):
             sent = text_of(message) if kind == "msg" else message.get(field) or ""
             recorded = reply.get(field) or ""
             result[field] = recorded if sent in recorded else recorded + sent

@@ -90,7 +90,8 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
         return Body(parse_json(raw))
     tools, past = fields.get("tools"), NOTHING_READ
     if earlier is not None and earlier[0].tools == tools:
-        same = map(operator.eq, texts[:-1], earlier[0].texts)  # the last item is always read
+        # the last item is always read
+        same = map(operator.eq, texts[:-1], earlier[0].texts)
         past = earlier[1].past(sum(itertools.takewhile(bool, same)))
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")

@@ -151,7 +151,8 @@ def _with_texts(message: Message) -> Message:
     for at, call in enumerate(calls):
         match call["function"]["arguments"]:
             case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
-                if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # else it was shortened
+                # otherwise it was shortened
+                if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:
                     calls[at] = {**call, "function": {**call["function"], "arguments": raw}}
     return {**message, "tool_calls": calls}
 

@@ -80,9 +80,11 @@ class SessionRows:
         writes = [turn.write for turn in along if turn.branch == sample.branch]
         turns = [self.session.turns[self._numbers[write]] for write in writes]
         cause, last = turns[0].cause, turns[-1]
-        channels: dict[str, list[tuple[int, Any]]] = {}  # what engines reported besides logprobs
+        # what engines reported besides logprobs
+        channels: dict[str, list[tuple[int, Any]]] = {}
         for turn in along:
-            for name, values in unpack_channels(self._channels.get(self._numbers[turn.write], b"")).items():
+            packed = self._channels.get(self._numbers[turn.write], b"")
+            for name, values in unpack_channels(packed).items():
                 channels.setdefault(name, []).append((turn.start, values[: len(turn)]))
         tools = self.session.roots[last.root][0]
         return {

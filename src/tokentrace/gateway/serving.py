@@ -83,7 +83,8 @@ def warm_up(renderer: Renderer) -> None:
     result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "c"}
     stops = silent.get_stop_token_ids()
     for tools, calls, answer in ((None, {}, question), ([tool], {"tool_calls": [call]}, result)):
-        with contextlib.suppress(Exception):  # a template without tools fails again when a request has some
+        # a template without tools fails again when a request has some
+        with contextlib.suppress(Exception):
             prompt = silent.render_ids([question], tools=tools, add_generation_prompt=True)
             parser = silent.streaming_parser(tools=tools, prompt_ids=prompt)
             silent.bridge(prompt, stops[:1], [question], tools=tools)
@@ -119,7 +120,9 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, admission: Admission, patience: float, ready: Ready) -> None:
         super().__init__(config)
-        self._admission, self._patience, self._ready = admission, patience, ready
+        self._admission = admission
+        self._patience = patience
+        self._ready = ready
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -224,7 +224,8 @@ class SessionRecord:
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
     ) -> Placement | str:
         """The prompt after a turn of `count` messages; or why there is none."""
-        messages, place = conversation.messages[count:], f"message {count - 1}"
+        messages = conversation.messages[count:]
+        place = f"message {count - 1}"
         echo = conversation.messages[count - 1]
         reply = base.reply
         repairs = list[str]()
@@ -237,7 +238,8 @@ class SessionRecord:
         if conversation.continued:
             if messages or base.finish_reason not in _UNFINISHED:
                 return "the request continues its last message, so the whole conversation is rendered"
-            new, notes = TokenTable.of(np.empty(0, np.int32), Kind.CONTEXT), []
+            new = TokenTable.of(np.empty(0, np.int32), Kind.CONTEXT)
+            notes = []
         else:
             bridged = self._bridge(conversation, base, messages)
             if isinstance(bridged, BridgeRefusal):
@@ -245,7 +247,9 @@ class SessionRecord:
             new, notes = bridged.new, bridged.notes
         ids = np.concatenate([self._stream(base), new.ids])
         placed = Placement(conversation, sent, base, ids, new.ids, new.kinds, new.messages)
-        return replace(placed, repairs=tuple(repairs), notes=tuple(notes)) if repairs or notes else placed
+        if not repairs and not notes:
+            return placed
+        return replace(placed, repairs=tuple(repairs), notes=tuple(notes))
 
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
@@ -254,7 +258,8 @@ class SessionRecord:
         stream = self._stream(base)
         renderer = conversation.renderer
         tools = conversation.tools
-        for at, message in enumerate(new):  # a result names its call by the id that the model wrote
+        # a result names its call by the id that the model wrote
+        for at, message in enumerate(new):
             if (id := base.late_ids.get(str(message.get("tool_call_id")))) is not None:
                 new = [*new[:at], {**message, "tool_call_id": id}, *new[at + 1 :]]
         prompt, completion = stream[: base.start], stream[base.start :]
@@ -366,7 +371,8 @@ class SessionRecord:
         self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
     ) -> PreparedTurn:
         conversation, first = placed.conversation, self.trajectory.num_writes
-        if placed.sent.matcher != self.matcher and conversation.prompt_ids is None:  # it was changed since
+        # the matcher may have changed since
+        if placed.sent.matcher != self.matcher and conversation.prompt_ids is None:
             placed = replace(placed, sent=self._received(conversation)[0])
         base = None if placed.base is None else self.turns[placed.base.number]
         trajectory = copy.copy(self.trajectory)

@@ -89,7 +89,8 @@ class Sessions:
         if info.state is State.DROPPED:
             raise dropped(id)
         live = self.live.get(id)
-        if live is not None and live.info.settings != info.settings:  # perhaps another gateway changed them
+        # another gateway may have changed the settings
+        if live is not None and live.info.settings != info.settings:
             self.forget(live)
             live = None
         if live is None:

@@ -94,6 +94,7 @@ class Tokens(Dialect):
 
 def _choice(delta: Delta) -> dict[str, Any]:
     top = delta.channels.get(TOP_LOGPROBS) or [()] * len(delta.ids)
+    sampled = zip(delta.ids.tolist(), delta.logprobs.tolist(), top, strict=True)
     content = [
         {
             "token_id": id,
@@ -104,7 +105,7 @@ def _choice(delta: Delta) -> dict[str, Any]:
                 for rank, (alternative, value) in enumerate(alternatives, 1)
             ],
         }
-        for id, logprob, alternatives in zip(delta.ids.tolist(), delta.logprobs.tolist(), top, strict=True)
+        for id, logprob, alternatives in sampled
     ]
     return {"index": 0, "token_ids": delta.ids.tolist(), "logprobs": {"content": content}}
 

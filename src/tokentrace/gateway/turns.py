@@ -77,8 +77,8 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     base: int | None
     shared: int
     """How many messages are the base's."""
-    messages: list[Mapping[str, Any]]
-    reply: Mapping[str, Any]
+    messages: list[Message]
+    reply: Message
     root: Key
     keys: list[Key]
     """The keys before its messages, after each, and after the reply."""

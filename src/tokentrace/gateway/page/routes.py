@@ -184,7 +184,8 @@ async def _tokens(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 async def _turn(gateway: Gateway, http: HTTPRequest) -> Any:
-    id, turn = (await named_session(gateway, http)).id, http.path_params["turn"]
+    id = (await named_session(gateway, http)).id
+    turn = http.path_params["turn"]
     labels = await gateway.store.labels(id)
     async with gateway.sessions.locked(id) as live:
         turns = len(live.session.turns)
