@@ -98,11 +98,9 @@ class Keys:
                 rule = "a line must be 'admin sha256:…' or 'agent sha256:…' with 64 hex digits"
                 raise InputError(f"{path}, line {number}: {rule}; tokentrace keys {path} --agent adds one")
             callers["sha256:" + match[2]] = Caller(Role(match[1]))
-        if Caller(Role.ADMIN) not in callers.values():
-            raise InputError(
-                f"{path} has no admin key, so nobody could read the record; add one with --admin"
-            )
-        return callers
+        if Caller(Role.ADMIN) in callers.values():
+            return callers
+        raise InputError(f"{path} has no admin key, so nobody could read the record; add one with --admin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,6 @@ class Access:
     keys: Keys | None
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
-        """The sender of a request. Raises RequestError without a valid key."""
         is_browser = headers.get("authorization", "").lower().startswith("basic ")
         if self.keys is None or is_browser:
             _check_origin(headers, loopback=self.keys is None)
@@ -121,8 +118,7 @@ class Access:
         if not key:
             problem = "send a key: Authorization: Bearer KEY, or x-api-key: KEY"
             raise RequestError(problem, status=401, code="invalid_api_key")
-        caller = self.keys.caller(hash_key(key))
-        if caller is not None:
+        if (caller := self.keys.caller(hash_key(key))) is not None:
             return caller
         session = await self.store.session_of_key(hash_key(key))
         if session is None:
@@ -145,8 +141,8 @@ class Access:
             return key if is_name else "key-" + hash_key(key).removeprefix("sha256:")[:16]
         if not id:
             ways = "use /sessions/{id}/v1 as the base URL, a session's key, or the header"
-            how = f"{ways} {SESSION_HEADERS[0]}"
-            raise RequestError(f"the request names no session; {how}", code="no_session")
+            problem = f"the request names no session; {ways} {SESSION_HEADERS[0]}"
+            raise RequestError(problem, code="no_session")
         if not ID.fullmatch(id):
             raise RequestError(f"{brief(id)} is not a valid session id: {ID_RULE}", code="no_session")
         return id

@@ -16,6 +16,7 @@ from ..errors import InputError, TokentraceError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..values.place import Place
+from .turns import Message
 
 _QUESTION = {"role": "user", "content": "pears"}
 _ANSWER = {"role": "assistant", "content": "plums"}
@@ -25,12 +26,8 @@ _JOINABLE = frozenset({"role", "content", *NOISE})
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _CACHE: WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]] = WeakKeyDictionary()
 
-Message = Mapping[str, Any]
 
-
-def with_late_instructions(
-    renderer: Renderer, messages: Sequence[Message], apart: int = 0
-) -> Sequence[Message]:
+def with_late_instructions(renderer: Renderer, messages: Messages, apart: int = 0) -> Messages:
     """Instructions in roles that the template renders; the same sequence if nothing changes.
 
     Opening instructions become system messages, are joined to the first (unless `apart`), or become user
@@ -42,9 +39,7 @@ def with_late_instructions(
     moved = {role for role in late if not _writes(renderer, "system", late=role)}
     if not moved and opening is None:
         return messages
-    body = [
-        _as("user", message) if message.get("role") in moved else message for message in messages[first:]
-    ]
+    body = [_as("user", one) if one.get("role") in moved else one for one in messages[first:]]
     return [*(messages[:first] if opening is None else opening), *body]
 
 
@@ -68,7 +63,6 @@ def _opening(renderer: Renderer, instructions: Sequence[Message], apart: int) ->
 
 
 def _joined(contents: Sequence[Any]) -> str | None:
-    """Join contents with blank lines; None if a part is not text."""
     texts: list[str] = []
     for content in contents:
         parts = content if isinstance(content, (list, tuple)) else [{"type": "text", "text": content or ""}]
@@ -87,9 +81,8 @@ def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
     cache = _CACHE.setdefault(renderer, {})
     key = (*roles, late)
     if key not in cache:
-        cache[key] = all(
-            _shows(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION])
-        )
+        silent = renderer.silent()
+        cache[key] = all(_shows(silent, roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
     return cache[key]
 
 
@@ -132,12 +125,10 @@ def readable_calls(messages: Messages) -> list[Message]:
 
 
 def _readable_call(call: Message) -> Message:
-    function = call.get("function")
-    text = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(text, str) or not text.strip():
-        return call
-    try:
-        parse_arguments(text, Place())
-    except InputError:
-        return {**call, "function": {**function, "arguments": {}}}
+    match call:
+        case {"function": {"arguments": str(text)} as function} if text.strip():
+            try:
+                parse_arguments(text, Place())
+            except InputError:
+                return {**call, "function": {**function, "arguments": {}}}
     return call

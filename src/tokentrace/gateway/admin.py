@@ -61,7 +61,6 @@ def read_query(http: HTTPRequest) -> Query:
 
 
 async def read_json(gateway: Gateway, http: HTTPRequest) -> Any:
-    """Parse a body as JSON. An empty body is an empty object."""
     raw = await read_body(http, gateway.admission.limits.body_bytes)
     return parse_json(raw) if raw.strip() else {}
 
@@ -88,8 +87,11 @@ async def find_sessions(gateway: Gateway, query: Query) -> list[SessionInfo]:
 
 
 async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
-    body, store = convert(await read_json(gateway, http), _NewSession), gateway.store
-    id, settings, key = body.id or uuid.uuid4().hex, body.settings or {}, new_key()
+    body = convert(await read_json(gateway, http), _NewSession)
+    store = gateway.store
+    id = body.id or uuid.uuid4().hex
+    settings = body.settings or {}
+    key = new_key()
     if not ID.fullmatch(id):
         raise RequestError(f"must be {ID_RULE}", field="id")
     SessionSettings.read(settings)
@@ -98,9 +100,8 @@ async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
     info = SessionInfo(id, State.OPEN, time.time(), body.metadata or {}, settings)
     info = await store.create(info, key=hash_key(key))
     base = str(http.base_url).rstrip("/") + f"/sessions/{id}"
-    return json_response(
-        {**asdict(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201
-    )
+    urls = {"base_url": base, "openai_base_url": base + "/v1"}
+    return json_response({**asdict(info), "key": key, **urls}, 201)
 
 
 async def _list(gateway: Gateway, http: HTTPRequest) -> Any:
@@ -125,7 +126,8 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 async def _update(gateway: Gateway, http: HTTPRequest) -> Any:
-    live, body = await _live(gateway, http), convert(await read_json(gateway, http), _Changes)
+    live = await _live(gateway, http)
+    body = convert(await read_json(gateway, http), _Changes)
     if body.settings is not None:
         SessionSettings.read(body.settings)
     info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
@@ -143,14 +145,15 @@ async def _seal(gateway: Gateway, http: HTTPRequest) -> Any:
 async def _drop(gateway: Gateway, http: HTTPRequest) -> Any:
     id = (await named_session(gateway, http)).id
     await gateway.store.set_state(id, State.DROPPED)
-    live = gateway.sessions.live.get(id)
-    if live is not None:
+    if (live := gateway.sessions.live.get(id)) is not None:
         gateway.sessions.forget(live)
     return {"id": id, "state": State.DROPPED}
 
 
 async def _reward(gateway: Gateway, http: HTTPRequest) -> Any:
-    live, store, body = await _live(gateway, http), gateway.store, await read_json(gateway, http)
+    live = await _live(gateway, http)
+    store = gateway.store
+    body = await read_json(gateway, http)
     rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
     await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
     return {"labels": [asdict(label) for label in await store.labels(live.info.id)]}
@@ -161,9 +164,8 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     for at, reward in enumerate(rewards):
         path, turn = f"rewards.{at}", reward.pop("turn", None)
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
-            raise RequestError(
-                f"must be one of {turns} turns, from 0, not {brief(turn)}", field=f"{path}.turn"
-            )
+            problem = f"must be one of {turns} turns, from 0, not {brief(turn)}"
+            raise RequestError(problem, field=f"{path}.turn")
         if not reward:
             raise RequestError('has no value; send {"reward": 1.0}, or another name', field=path)
         for name, value in reward.items():
@@ -176,7 +178,9 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
 
 
 async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
-    query, name, id = read_query(http), "rows", http.path_params.get("session")
+    query = read_query(http)
+    name = "rows"
+    id = http.path_params.get("session")
     if query.state is State.DROPPED:
         raise RequestError("dropped sessions have no rows", field="state")
     sessions: Any = gateway.store.sessions(state=query.state, search=query.search)

@@ -73,7 +73,6 @@ class Admission:
         return not self.running.is_set()
 
     def admit(self, session_id: str) -> Claim:
-        """Raises RequestError if too many wait, or the gateway is shutting down."""
         if self.draining:
             raise RequestError("the gateway is shutting down", status=503, code="draining", retry=5)
         if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
@@ -84,7 +83,6 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait until a slot is free and the gateway is not paused."""
         while True:
             await self.running.wait()
             await self._slots.acquire()
@@ -105,7 +103,9 @@ class Admission:
         while True:
             live = self.sessions.live.get(id) or await self.sessions.get(id)
             self.check_open(live, turns)
-            tokens, limit, most = max_tokens, live.settings.max_sampled_tokens, live.settings.max_turns
+            tokens = max_tokens
+            limit = live.settings.max_sampled_tokens
+            most = live.settings.max_turns
             if limit is not None:
                 tokens = min(tokens, (limit - live.info.sampled - self._tokens[id]) // turns)
             if tokens > 0 and (most is None or live.info.turns + self._turns[id] + turns <= most):
@@ -143,7 +143,6 @@ class Admission:
         return not self.in_flight
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, checked whenever a request ends."""
         while not condition():
             self.ended.clear()
             await self.ended.wait()

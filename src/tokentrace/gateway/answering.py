@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,7 +54,6 @@ class Answer:
     sampled: int = 0
 
     async def run(self, feed: Feed) -> Sequence[Reply]:
-        """Sample and store the turns. Calls `feed` as tokens arrive."""
         if self.replies is not None:
             for choice, reply in enumerate(self.replies):
                 feed(choice, changes_of(reply.items), reply.completion)
@@ -75,11 +74,12 @@ class Answer:
             self.claim.end()  # if there is no answer, a waiting request samples one
 
     async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
-        """Return all replies once their turns are on disk."""
         about = {"dialect": self.dialect.name, "prompt_tokens": len(placed.ids), "time": time.time()}
         about |= {"name": self.name} if self.name else {}
         notes: list[asyncio.Future[None]] = []
-        store, began, tracing = self.gateway.store, time.perf_counter(), self.gateway.tracing
+        store = self.gateway.store
+        began = time.perf_counter()
+        tracing = self.gateway.tracing
 
         def note() -> None:
             notes.append(asyncio.ensure_future(store.begin(self.session_id, self.head.id, about)))
@@ -105,7 +105,7 @@ class Answer:
                 await asyncio.shield(noted)
             with tracing.span("tokentrace.store", sampled=self.sampled):
                 seconds = time.perf_counter() - began
-                await unhurried(asyncio.ensure_future(self._store(placed, replies, seconds)))
+                await unhurried(self._store(placed, replies, seconds))
         except BaseException as error:
             timer.cancel()
             for noted in notes:
@@ -113,26 +113,29 @@ class Answer:
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]
             with contextlib.suppress(StoreError):
-                await asyncio.shield(asyncio.ensure_future(abandon(why)))
+                await asyncio.shield(abandon(why))
             raise request_error(cause) if isinstance(cause, EngineError | StoreError) else cause from error
         return replies
 
     async def _sample(self, choice: int, placed: Placement, feed: Feed) -> Reply:
-        request, metrics, conversation = self.request, self.gateway.metrics, placed.conversation
+        request = self.request
+        metrics = self.gateway.metrics
+        conversation = placed.conversation
         parser = conversation.renderer.streaming_parser(tools=conversation.tools, prompt_ids=placed.ids)
         stream = ItemStream(call_ids_of(self.head.id, choice), request.answer, request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
-        is_labelled = (
-            self._weights is not None
-        )  # a version that is set later says nothing about earlier tokens
+        # a version that is set later says nothing about earlier tokens
+        is_labelled = self._weights is not None
         count, began = 0, time.perf_counter()
         async with contextlib.aclosing(self._deltas(choice, placed)) as deltas:
             async for delta in deltas:
                 if not pieces and request.stream:
                     metrics.first_token.observe(time.perf_counter() - began)
                 pieces.append(delta)
-                piece, ids, changes = delta, delta.ids.tolist(), list[ItemChange]()
+                piece = delta
+                ids = delta.ids.tolist()
+                changes = list[ItemChange]()
                 if not request.stop:
                     changes = stream.feed(parser.feed(ids))
                 for at, id in enumerate(ids if request.stop else (), 1):
@@ -149,16 +152,12 @@ class Answer:
                     pieces += [] if delta.finish_reason else await self._last_pieces(choice, deltas, delta)
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
-                    await asyncio.sleep(
-                        0
-                    )  # if pieces arrive together, send each one before reading the next
+                    await asyncio.sleep(0)  # send each piece before reading the next
         completion = pieces[0] if isinstance(pieces[0], Completion) else joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             past = [span for span in completion.versions if span.start < count]
-            spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)
-            completion = replace(
-                _first(completion, count), finish_reason=FinishReason.ABORT, versions=spans
-            )
+            kept = tuple(span._replace(stop=min(span.stop, count)) for span in past)
+            completion = replace(_first(completion, count), finish_reason=FinishReason.ABORT, versions=kept)
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         reply, changes = finish_reply(parser, stream, completion)
@@ -168,13 +167,16 @@ class Answer:
 
     def _deltas(self, choice: int, placed: Placement) -> AsyncGenerator[Delta]:
         """The completion in pieces, or whole if nobody needs pieces."""
-        engine, request, sampling = self.gateway.engine, self.request, self.sampling
+        engine = self.gateway.engine
+        request = self.request
+        sampling = self.sampling
         assert sampling is not None
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)
         about: dict[str, Any] = {"request_id": f"{self.head.id}-{choice}", "session": self.session_id}
         is_labelled = self._weights is not None and not engine.capabilities.versions
-        if request.stream or request.stop or is_labelled:  # the version is read as each piece arrives
+        # the version is read as each piece arrives
+        if request.stream or request.stop or is_labelled:
             return engine.stream(placed.ids, sampling, **about)
 
         async def whole() -> AsyncGenerator[Delta]:
@@ -203,6 +205,7 @@ class Answer:
 
     async def _store(self, placed: Placement, replies: Sequence[Reply], seconds: float) -> None:
         conversation, request = placed.conversation, self.request
+        reports_versions = self.gateway.engine.capabilities.versions
         for choice, reply in enumerate(replies):
             details = {
                 "response": self.head.id,
@@ -223,18 +226,14 @@ class Answer:
                 "options": request.answer,
             }
             chosen = replace(placed, choice=choice) if choice else placed
-            if (
-                reply.stopped_by
-                and self.gateway.engine.capabilities.versions
-                and not reply.completion.versions
-            ):
+            if reply.stopped_by and reports_versions and not reply.completion.versions:
                 note = "a stop text ended the turn before the engine reported its weight versions"
                 chosen = replace(chosen, notes=(*placed.notes, note))
             await self._store_turn(chosen, reply, details)
 
     async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
         """Store a turn, again if another gateway was first, and add it to the session."""
-        gateway, choice = self.gateway, placed.choice
+        gateway, id, choice = self.gateway, self.session_id, placed.choice
         assert self.sampling is not None
         message = reply.message
         if self.request.continued:  # the agent joins the reply to its prefilled message
@@ -245,21 +244,17 @@ class Answer:
         names = [f"{self.name}#{choice}"] if self.name else []
         names += [response_name(self.head.id)] if self.request.stored else []
         is_last = choice == self.request.n - 1  # ends the request
-        request, sampling = (
-            self.head.id if is_last else f"{self.head.id}#{choice}",
-            self.sampling.described(),
-        )
+        request = self.head.id if is_last else f"{self.head.id}#{choice}"
+        sampling = self.sampling.described()
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
             # the first attempt uses the session in memory; the store raises Conflict if it is out of date
-            async with gateway.sessions.locked(self.session_id, None if attempt else self.live) as live:
+            async with gateway.sessions.locked(id, None if attempt else self.live) as live:
                 prepared = live.session.prepare(placed, reply.completion, message, details, sampling)
                 began = time.perf_counter()
                 try:
-                    await gateway.store.append(
-                        self.session_id, prepared.record, request=request, names=names
-                    )
+                    await gateway.store.append(id, prepared.record, request=request, names=names)
                 except Conflict:
                     gateway.metrics.conflicts.inc()
                     continue
@@ -268,9 +263,7 @@ class Answer:
                 gateway.metrics.stored(self.dialect.name, prepared.turn, time.perf_counter() - began)
                 self.turns.append(prepared.turn)
                 return
-        raise StoreError(
-            f"too many gateways write to session {self.session_id} at once; nothing was recorded"
-        )
+        raise StoreError(f"too many gateways write to session {id} at once; nothing was recorded")
 
 
 def finish_reply(
@@ -289,10 +282,11 @@ def _first(delta: Piece, count: int) -> Piece:
     return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 
-async def unhurried(work: asyncio.Future[Result]) -> Result:
+async def unhurried(work: Coroutine[Any, Any, Result]) -> Result:
     """Wait for work that must not be cancelled; a cancelled caller waits, too."""
+    task = asyncio.create_task(work)
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait((work,))
+        await asyncio.wait((task,))
         raise

@@ -48,20 +48,17 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
     body = parse_body(raw, dialect.history, None if live is None else live.last.get(dialect.name))
     request = dialect.read(body.value, http.headers, body.past)
     if key := http.headers.get("idempotency-key"):
-        hashes = [
-            hashlib.sha256(each).hexdigest()[:32] for each in (key.encode("utf-8", "surrogatepass"), raw)
-        ]
+        parts = (key.encode("utf-8", "surrogatepass"), raw)
+        hashes = [hashlib.sha256(each).hexdigest()[:32] for each in parts]
         name = f"key:{hashes[0]}:{dialect.name}:{hashes[1]}"
 
     async def sample() -> Answer:
         answer = await gateway.begin(session_id, dialect, request, name)
         details.update(session=session_id, dialect=dialect.name, response=answer.head.id)
-        if answer.placed is None:
+        if (placed := answer.placed) is None:
             details["replayed"] = True
         else:
-            details.update(
-                prompt=len(answer.placed.ids), reused=answer.placed.reused, stream=request.stream
-            )
+            details.update(prompt=len(placed.ids), reused=placed.reused, stream=request.stream)
         if answer.live is not None and request.previous is None and not request.references:
             answer.live.last[dialect.name] = (body, request)
         if not request.stream:
@@ -166,7 +163,9 @@ ENDPOINTS = [
 
 class App:
     def __init__(self, gateway: Gateway, access: Access, *, public_health: bool = False) -> None:
-        self.gateway, self.access, self._public_health = gateway, access, public_health
+        self.gateway = gateway
+        self.access = access
+        self._public_health = public_health
         self.server: Any = None
 
     def starlette(self) -> Starlette:
@@ -174,7 +173,6 @@ class App:
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
-        """Errors have the dialect's shape."""
         try:
             if not (endpoint.key == "health" and self._public_health):
                 caller = await self.access.caller(http.headers)
@@ -211,13 +209,13 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class _Handler:
-    """Runs an endpoint, then logs and counts the request."""
-
     app: App
     endpoint: Endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        http, endpoint, gateway = HTTPRequest(scope, receive, send), self.endpoint, self.app.gateway
+        http = HTTPRequest(scope, receive, send)
+        endpoint = self.endpoint
+        gateway = self.app.gateway
         details = scope.setdefault("tokentrace", {})
         began, status = time.perf_counter(), 500
         try:

@@ -11,7 +11,7 @@ from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
-from .requests import Request, RequestError, TokenFields
+from .requests import NOTHING_READ, ReadHistory, Request, RequestError, TokenFields
 
 _HARMLESS = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
@@ -57,7 +57,7 @@ class ChatBody(wire.AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
+def read_chat(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     body, shared = wire.read_body(raw, ChatBody, _REFUSED, _HARMLESS)
     if body.tools and body.functions:
         raise RequestError("cannot be used together with tools", field="functions")
@@ -66,13 +66,11 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
     with wire.naming_fields(first=past.items):
         new = check_messages(from_openai(body.messages or []), is_role=lambda _: True)
     messages = [*past.messages, *new]
-    continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
-    if continued and prompted:
-        raise RequestError(
-            "cannot be true together with continue_final_message", field="add_generation_prompt"
-        )
-    if prompted is False and not continued:
-        raise RequestError("can be false only with continue_final_message", field="add_generation_prompt")
+    continued = bool(body.continue_final_message)
+    prompted = body.add_generation_prompt
+    if prompted == continued:
+        rule = "cannot be true together with" if prompted else "can be false only with"
+        raise RequestError(f"{rule} continue_final_message", field="add_generation_prompt")
     if continued and messages[-1].get("role") != "assistant":
         raise RequestError("needs an assistant message at the end", field="continue_final_message")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
@@ -128,7 +126,8 @@ class Chat(Dialect):
         self._calls: Final = [0] * head.request.n
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        choices, usage = list(map(self._choice, range(len(replies)), replies)), self.usage(replies).openai()
+        choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
+        usage = self.usage(replies).openai()
         frame = self._frame("chat.completion", choices, usage=usage, system_fingerprint=None)
         return frame | self.prompt_fields
 
@@ -200,7 +199,9 @@ class Chat(Dialect):
         return {**frame, "choices": choices, **more}
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return None if self.options.logprobs is None else {"content": self.logprobs(delta), "refusal": None}
+        if self.options.logprobs is None:
+            return None
+        return {"content": self.logprobs(delta), "refusal": None}
 
     def _finish_reason(self, reply: Reply) -> str:
         is_legacy = self.options.functions and reply.finish_reason == "tool_calls"

@@ -69,7 +69,9 @@ class ItemStream:
         self.late_ids: dict[str, str] = {}
         """The model's ids of calls, by the ids that the client knows."""
         self.stopped_by: str | None = None
-        self._call_id, self._options, self._stop = call_id, options, tuple(stop)
+        self._call_id = call_id
+        self._options = options
+        self._stop = tuple(stop)
         self._changes: list[ItemChange] = []
         self._withheld = ""
         self._open: Item | None = None
@@ -150,23 +152,22 @@ class ItemStream:
         return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
 
     def _end_call(self, call: ParsedToolCall, lead: str) -> None:
-        self.statuses.append(call.status)
-        item, options = self._call, self._options
+        item, options, status = self._call, self._options, call.status
+        self.statuses.append(status)
         if item is not None:
             if call.late_id and call.id:
                 self.late_ids[item.id] = call.id
-            item.cut_off = call.status is CallStatus.TRUNCATED
+            item.cut_off = status is CallStatus.TRUNCATED
             self._close()
             return
         # are the arguments complete? They may be empty only if the call is closed
-        is_open = call.status is CallStatus.TRUNCATED or (
-            not call.arguments and call.status is CallStatus.UNCLOSED
-        )
+        is_open = status is CallStatus.TRUNCATED or (not call.arguments and status is CallStatus.UNCLOSED)
         is_object = call.arguments is not None and not is_open
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
             self._grow(PartKind.CONTENT, lead + call.raw)
             return
-        id, arguments = call.id or self._call_id(call.index), call.arguments or {}
+        id = call.id or self._call_id(call.index)
+        arguments = call.arguments or {}
         self._start(PartKind.TOOL_CALL, name=call.name, id=id, attempt=call.index, arguments=arguments)
         self._grow(PartKind.TOOL_CALL, call.arguments_text)
         self._close()
@@ -235,13 +236,13 @@ class Usage(NamedTuple):
     """Prompt tokens in the engine's cache, as far as reported."""
     reasoning: int
 
-    def openai(self) -> dict[str, Any]:
+    def openai(self, prompt: str = "prompt", completion: str = "completion") -> dict[str, Any]:
         return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
+            f"{prompt}_tokens": self.prompt,
+            f"{completion}_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            f"{prompt}_tokens_details": {"cached_tokens": self.cached},
+            f"{completion}_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
 
@@ -273,13 +274,8 @@ class Dialect(ABC):
 
     @staticmethod
     def error(error: RequestError) -> dict[str, Any]:
-        about = {
-            "message": str(error),
-            "type": error.kind,
-            "param": error.field,
-            "code": error.code or None,
-        }
-        return {"error": about}
+        about = {"message": str(error), "type": error.kind, "param": error.field}
+        return {"error": {**about, "code": error.code or None}}
 
     @abstractmethod
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]: ...
@@ -319,7 +315,8 @@ class Dialect(ABC):
     def token_fields(self, reply: Reply, way: TokenFields) -> dict[str, Any]:
         if way not in self.options.token_fields:
             return {}
-        ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
+        ids = reply.completion.ids.tolist()
+        logprobs = reply.completion.logprobs.tolist()
         if way is TokenFields.VLLM:
             return {"token_ids": ids}
         prompt = {"prompt_token_ids": self.head.prompt_ids.tolist()}
@@ -328,7 +325,6 @@ class Dialect(ABC):
         return {"tokentrace": {**prompt, "completion_token_ids": ids, "logprobs": logprobs}}
 
     def logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        """Logprobs as OpenAI's APIs report them, of every sampled token."""
 
         def entry(id: int, logprob: float) -> dict[str, Any]:
             raw = self.head.token_bytes(id)
@@ -340,11 +336,10 @@ class Dialect(ABC):
         # a channel that comes with the last piece covers the whole completion
         if len(alternatives) != len(delta.ids):
             alternatives = [()] * len(delta.ids)
+        sampled = zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
         return [
             {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:limit]]}
-            for id, logprob, some in zip(
-                delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True
-            )
+            for id, logprob, some in sampled
         ]
 
 

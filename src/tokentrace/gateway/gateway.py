@@ -36,7 +36,7 @@ from .requests import Request, RequestError
 from .session import SessionRecord
 from .sessions import LiveSession, Sessions
 from .tracing import Tracing
-from .turns import Conversation, Placement, RecordedTurn
+from .turns import Conversation, Message, Placement, RecordedTurn
 
 _INLINE = 20_000
 """Longer prompts are made in a thread."""
@@ -62,14 +62,12 @@ class Gateway:
     def __post_init__(self) -> None:
         self.renderer = self.renderer.silent()
 
-    async def begin(
-        self, session_id: str, dialect: type[Dialect], request: Request, name: str = ""
-    ) -> Answer:
+    async def begin(self, session_id: str, dialect: type[Dialect], request: Request, name: str) -> Answer:
         """Make a prompt, or repeat the answer to a request of the same `name`."""
         claim = self.admission.admit(session_id)
         try:
             live = await self.sessions.get(session_id)
-            earlier = await self._earlier(live, request, name, claim) if name else None
+            earlier = await self._earlier(session_id, request, name, claim) if name else None
             if earlier is not None:
                 claim.end(earlier)
                 head, replies = earlier
@@ -95,14 +93,10 @@ class Gateway:
         conversation = self._conversation(request)
         async with self.sessions.locked(live.info.id, live) as now:
             recorded = now.session.turns[-1].depth if now.session.turns else 0
-            size = sum(
-                len(str(message.get("content") or "")) for message in conversation.messages[recorded:]
-            )
-            if recorded and size < _INLINE:
+            new = conversation.messages[recorded:]
+            if recorded and sum(len(str(message.get("content") or "")) for message in new) < _INLINE:
                 return now.session.place(conversation)
-            return await unhurried(
-                asyncio.ensure_future(asyncio.to_thread(now.session.place, conversation))
-            )
+            return await unhurried(asyncio.to_thread(now.session.place, conversation))
 
     def _conversation(self, request: Request) -> Conversation:
         self._check_variables(request)
@@ -110,7 +104,8 @@ class Gateway:
         variables = {name: value for name, value in request.hints.items() if name in read}
         variables |= request.variables
         renderer = self.renderer_with(variables)
-        digests, tools = sorted(renderer.template_digests().items()), request.tools
+        digests = sorted(renderer.template_digests().items())
+        tools = request.tools
         template = ",".join(f"{name}={digest}" for name, digest in digests)
         root = root_key(tools, variables, template if request.prompt_ids is None else "ids")
         apart = request.instructions if request.stored else 0
@@ -159,11 +154,12 @@ class Gateway:
         return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
 
     def _check_variables(self, request: Request) -> None:
-        """Refuse variables that a request may not set, or without effect."""
         if not request.variables:
             return
-        template, tokenizer = self.renderer.study(request.tools or None).template, self.renderer.tokenizer
-        control, unsupported = tokenizer.vocabulary.control_pattern, "unsupported_parameter"
+        template = self.renderer.study(request.tools or None).template
+        tokenizer = self.renderer.tokenizer
+        unsupported = "unsupported_parameter"
+        control = tokenizer.vocabulary.control_pattern
         for name, value in request.variables.items():
             field = f"chat_template_kwargs.{name[:80]}"
             if name in OF_RENDER or name in tokenizer.variables:
@@ -203,14 +199,12 @@ class Gateway:
     async def stored(self, id: str, dialect: type[Dialect], response: str) -> Answered:
         async with self._named(id, response_name(response)) as (session, turns):
             if not turns or turns[0].dialect != dialect.name:
-                raise RequestError(
-                    f"there is no stored response {brief(response)} in this session", status=404
-                )
+                problem = f"there is no stored response {brief(response)} in this session"
+                raise RequestError(problem, status=404)
             [turn] = turns
-            messages, tools = session.conversation(turn.number)[:-1], session.roots[turn.root][0]
-            request = Request(
-                messages, tools, turn.model, instructions=turn.instructions, answer=turn.options
-            )
+            past = session.conversation(turn.number)[:-1]
+            tools = session.roots[turn.root][0]
+            request = Request(past, tools, turn.model, instructions=turn.instructions, answer=turn.options)
             return await self._answered(session, turns, request)
 
     async def _answered(
@@ -220,7 +214,8 @@ class Gateway:
         replies = []
         for turn in turns:
             record = await anext(self.store.turns(session.trajectory.name, turn.number))
-            sampled, (tools, variables) = session.sampled_turn(turn), session.roots[turn.root]
+            sampled = session.sampled_turn(turn)
+            tools, variables = session.roots[turn.root]
             completion = Completion(
                 np.array(sampled.tokens.ids),
                 np.array(sampled.tokens.logprobs),
@@ -230,21 +225,19 @@ class Gateway:
                 sampled.logprobs_kind,
                 unpack_channels(record.channels),
             )
-            renderer, prompt_ids = self.renderer_with(variables), session.prompt_ids(turn)
+            renderer = self.renderer_with(variables)
+            prompt_ids = session.prompt_ids(turn)
             parser = renderer.streaming_parser(tools=tools, prompt_ids=prompt_ids)
             stop = [turn.stopped_by] if turn.stopped_by else ()
             stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
             stream.feed(parser.feed(completion.ids.tolist()))
             replies.append(finish_reply(parser, stream, completion)[0])
-        return self._head(
-            request, session.prompt_ids(turns[0]), turns[0].response, turns[0].created
-        ), replies
+        first = turns[0]
+        return self._head(request, session.prompt_ids(first), first.response, first.created), replies
 
-    async def _earlier(
-        self, live: LiveSession, request: Request, name: str, claim: Claim
-    ) -> Answered | None:
+    async def _earlier(self, id: str, request: Request, name: str, claim: Claim) -> Answered | None:
         """The answer to a request of the same name. If none, claims the name."""
-        id, names = live.info.id, [f"{name}#{choice}" for choice in range(request.n)]
+        names = [f"{name}#{choice}" for choice in range(request.n)]
         while (under_way := self.admission.under_way.get((id, name))) is not None:
             answered = await asyncio.shield(under_way)
             if answered is not None:
@@ -258,7 +251,8 @@ class Gateway:
                     return await self._answered(session, turns, request)
             if not any(each["ended"] is None and each.get("name") == name for each in requests):
                 break
-            await asyncio.sleep(_POLL_SECONDS)  # another gateway with the same store is answering it
+            # another gateway with the same store is answering it
+            await asyncio.sleep(_POLL_SECONDS)
         return None
 
     def state(self) -> dict[str, Any]:
@@ -283,12 +277,13 @@ class Gateway:
         self.admission.running.set()
 
 
-def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
+def resolved(message: Message, reply: Message, items: Sequence[str]) -> dict[str, Any]:
     """Add stored items to a message. A call stands for all calls of the reply."""
     result = dict(message)
     for item in items:
         kind = item.partition("_")[0]
-        if field := _ITEM_FIELDS.get(kind):  # the recorded text, then any other text of the message
+        # the recorded text, then any other text of the message
+        if field := _ITEM_FIELDS.get(kind):
             sent = text_of(message) if kind == "msg" else message.get(field) or ""
             recorded = reply.get(field) or ""
             result[field] = recorded if sent in recorded else recorded + sent
@@ -309,6 +304,5 @@ def _overflow(dialect: type[Dialect], length: int, most: int, context: str) -> R
 
 
 def _unknown_item(item: str) -> RequestError:
-    return RequestError(
-        f"item_reference: there is no stored item {brief(item)} in this session", field="input"
-    )
+    problem = f"item_reference: there is no stored item {brief(item)} in this session"
+    return RequestError(problem, field="input")

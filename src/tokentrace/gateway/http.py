@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -22,12 +22,11 @@ from starlette.types import Receive, Scope, Send
 from ..engines.protocol import Delta
 from ..errors import TokentraceError
 from ..values.plain import MAX_DEPTH, finite, no_constant
-from .answering import Answer
+from .answering import Answer, Result
 from .dialect import ItemChange, StreamEvent, encode_sse
 from .requests import NOTHING_READ, ReadHistory, RequestError, request_error
 from .requests import Request as AgentRequest
 
-Result = TypeVar("Result")
 LOGGER = logging.getLogger("tokentrace.gateway")
 FIRST_TOKEN_SECONDS = 5.0
 """Until the first token, or this long, an error still sets the status."""
@@ -44,9 +43,8 @@ async def read_body(http: Request, limit: int) -> bytes:
     async for piece in http.stream():
         size += len(piece)
         if size > limit:
-            raise RequestError(
-                f"the body is longer than {limit} bytes", status=413, code="request_too_large"
-            )
+            problem = f"the body is longer than {limit} bytes"
+            raise RequestError(problem, status=413, code="request_too_large")
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -56,10 +54,7 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
     try:
         try:
             value = msgspec.json.decode(text)
-        except (
-            msgspec.DecodeError,
-            UnicodeDecodeError,
-        ):  # agents send lone surrogates; `json` accepts them
+        except ValueError:  # agents send lone surrogates; `json` accepts them
             value = json.loads(text, parse_constant=no_constant, parse_float=finite)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
@@ -69,10 +64,8 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
         return value
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH):
-        items = itertools.chain.from_iterable(
-            each.values() if type(each) is dict else each for each in level
-        )
-        level = [item for item in items if type(item) in (dict, list)]
+        nested = (each.values() if type(each) is dict else each for each in level)
+        level = [item for items in nested for item in items if type(item) in (dict, list)]
         if not level:
             return value
     raise RequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
@@ -97,7 +90,8 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
         return Body(parse_json(raw))
     tools, past = fields.get("tools"), NOTHING_READ
     if earlier is not None and earlier[0].tools == tools:
-        same = map(operator.eq, texts[:-1], earlier[0].texts)  # the last item is always read
+        # the last item is always read
+        same = map(operator.eq, texts[:-1], earlier[0].texts)
         past = earlier[1].past(sum(itertools.takewhile(bool, same)))
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
@@ -125,9 +119,8 @@ def as_problem(error: BaseException) -> RequestError:
         return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)[-12:]
     where = [f"{one.filename.rsplit('/tokentrace/', 1)[-1]}:{one.lineno} {one.name}" for one in frames]
-    LOGGER.error(
-        json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where})
-    )
+    line = {"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}
+    LOGGER.error(json.dumps(line))
     return RequestError("the gateway failed; see its log", status=500, code="internal")
 
 
@@ -201,10 +194,8 @@ class StreamedAnswer(Response):
                 self._first_token.set_exception(error)
                 return
             problem = as_problem(error)
-            self.status_code, self._details["problem"] = (
-                problem.status,
-                problem.code or type(error).__name__,
-            )
+            self.status_code = problem.status
+            self._details["problem"] = problem.code or type(error).__name__
             self._write(self._encoder.fail(problem))
         finally:
             self._details["sampled"] = self._answer.sampled

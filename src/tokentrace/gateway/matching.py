@@ -9,9 +9,6 @@ from ..errors import InputError
 from ..rollout.loading import load_object
 from .requests import RequestError
 
-__all__ = ["MEANINGS", "load_matcher", "meaning"]
-
-
 MEANINGS: Mapping[str, Meaning] = {"strict": strict_meaning, "normal": meaning}
 
 
@@ -32,9 +29,8 @@ def load_matcher(text: str, folder: Path | None = None) -> Meaning:
         try:
             return [message.get("role"), canonical(function(message))]
         except Exception as error:  # whatever the operator's function raises
-            problem = (
-                f"the matcher {text[:80]} failed on a message: {type(error).__name__}: {str(error)[:200]}"
-            )
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            problem = f"the matcher {text[:80]} failed on a message: {why}"
             raise RequestError(problem, status=500, code="matcher_failed") from error
 
     return custom

@@ -22,12 +22,10 @@ from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import Dialect, Item, ItemChange, Reply, StreamEvent, encode_sse
-from .requests import Request, RequestError, TokenFields, convert, naming_fields
-
-Message = Mapping[str, Any]
+from .requests import NOTHING_READ, ReadHistory, Request, RequestError, TokenFields, convert, naming_fields
+from .turns import Message
 
 BILLING = "x-anthropic-billing-header:"
-"""The start of the block that Claude Code puts before its system prompt."""
 
 _HARMLESS = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta",
@@ -76,16 +74,14 @@ class MessagesBody(wire.AgentBody):
     thread: Any = None
 
 
-def read_messages(
-    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
-) -> Request:
+def read_messages(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     request = read_count(raw, headers, past)
     if request.max_tokens is None:
         raise RequestError("is missing", field="max_tokens")
     return request
 
 
-def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
+def read_count(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     """Read a body that needs no ``max_tokens``: ``/v1/messages/count_tokens``."""
     body, shared = wire.read_body(raw, MessagesBody, _REFUSED, _HARMLESS)
     if body.thread is not None:
@@ -94,22 +90,21 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
     visible, deferred = _tools(body.tools or [])
     messages, starts = _messages(body.messages or [], deferred, past)
     system, billed = _system(body.system)
-    config, edits = body.output_config or {}, (body.context_management or {}).get("edits")
+    config = body.output_config or {}
+    edits = (body.context_management or {}).get("edits")
     form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
     choice, thinking = body.tool_choice or _ToolChoice("auto"), body.thinking
     on = None if thinking is None else thinking.type != "disabled"
-    wishes = wire.wishes(
-        **{
-            "tools.strict": any(tool.get("strict") is True for tool in body.tools or ()),
-            "tool_choice": choice.type in ("any", "tool"),
-            "tool_choice.disable_parallel_tool_use": choice.disable_parallel_tool_use is True,
-            "thinking.budget_tokens": thinking is not None and thinking.budget_tokens is not None,
-            "thinking.display": thinking is not None and thinking.display is not None,
-            "output_config": bool(config.keys() - {"effort", "format"}),
-            _EFFORTS: any(message.get("output_config") for message in body.messages or ()),
-            "context_management": bool(edits) and edits != [_KEEPS_ALL],
-        }
-    )
+    wishes = {
+        "tools.strict": any(tool.get("strict") is True for tool in body.tools or ()),
+        "tool_choice": choice.type in ("any", "tool"),
+        "tool_choice.disable_parallel_tool_use": choice.disable_parallel_tool_use is True,
+        "thinking.budget_tokens": thinking is not None and thinking.budget_tokens is not None,
+        "thinking.display": thinking is not None and thinking.display is not None,
+        "output_config": bool(config.keys() - {"effort", "format"}),
+        _EFFORTS: any(message.get("output_config") for message in body.messages or ()),
+        "context_management": bool(edits) and edits != [_KEEPS_ALL],
+    }
     eager = "fine-grained-tool-streaming" in headers.get("anthropic-beta", "")
     eager = eager or any(tool.get("eager_input_streaming") is True for tool in body.tools or ())
     ours = TokenFields.TOKENTRACE
@@ -122,8 +117,8 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
         continued=messages[-1]["role"] == "assistant",
         structure=None if form is None else wire.structure_of(form.type, form.schema, "output_format"),
         hints=wire.thinking_hints(on, config.get("effort"), field="output_config.effort"),
-        wishes=wishes,
-        starts=() if _EFFORTS in wishes else [len(system) + start for start in starts],
+        wishes=wire.wishes(**wishes),
+        starts=() if wishes[_EFFORTS] else [len(system) + start for start in starts],
         answer=wire.AnswerOptions(
             calls_allowed=choice.type != "none",
             object_arguments=not (body.stream and eager),
@@ -134,13 +129,12 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
 
 
 def _messages(
-    items: list[Any], deferred: Mapping[str, Message], past: wire.ReadHistory
+    items: list[Any], deferred: Mapping[str, Message], past: ReadHistory
 ) -> tuple[list[Message], list[int]]:
     """The conversation, and how many messages come before each item."""
     messages, starts = list(past.messages), list(past.starts)
-    names = {
-        call["id"]: call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()
-    }
+    calls = (call for one in messages for call in one.get("tool_calls") or ())
+    names = {call["id"]: call["function"]["name"] for call in calls}
     for at, item in enumerate(items, past.items):
         starts.append(len(messages))
         with naming_fields(first=at):
@@ -153,14 +147,12 @@ def _messages(
 
 
 def _with_texts(message: Message) -> Message:
-    """Restore the text of inputs that Claude Code could not parse."""
     calls = list(message["tool_calls"])
     for at, call in enumerate(calls):
         match call["function"]["arguments"]:
             case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
-                if (
-                    len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length
-                ):  # otherwise it was shortened
+                # otherwise it was shortened
+                if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:
                     calls[at] = {**call, "function": {**call["function"], "arguments": raw}}
     return {**message, "tool_calls": calls}
 
@@ -176,7 +168,6 @@ def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
 
 
 def _defined(message: Message, deferred: Mapping[str, Message]) -> Message:
-    """Replace references to deferred tools by their definitions."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -220,7 +211,6 @@ def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, 
 
 
 def signature(id: str) -> str:
-    """The signature of an answer's thinking."""
     digest = hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()
     return base64.b64encode(digest).decode()
 
@@ -257,9 +247,8 @@ class Messages(Dialect):
                 block = {**self._block(item), **empty}
                 return [{"type": "content_block_start", **place, "content_block": block}]
             case "grew":
-                return [
-                    {"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}
-                ]
+                grown = {"type": kind, field: change.text}
+                return [{"type": "content_block_delta", **place, "delta": grown}]
         end = {"type": "content_block_stop", **place}
         if item.kind is not PartKind.REASONING:
             return [end]
@@ -272,13 +261,8 @@ class Messages(Dialect):
         return [last, {"type": "message_stop"}]
 
     def _message(self, content: list[Any]) -> dict[str, Any]:
-        about = {
-            "id": f"msg_{self.head.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": self.head.model,
-        }
-        return {**about, "content": content}
+        about = {"id": f"msg_{self.head.id}", "type": "message", "role": "assistant"}
+        return {**about, "model": self.head.model, "content": content}
 
     def _block(self, item: Item) -> dict[str, Any]:
         match item.kind:

@@ -12,19 +12,20 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
         seconds = partial(Histogram, buckets=_SECONDS, registry=self.registry)
         tokens = "Tokens by kind: reused in prompts (from the record), new in prompts, sampled"
         self.requests = counter("tokentrace_requests", "Requests answered", ["route", "status"])
         self.turns = counter("tokentrace_turns", "Turns stored", ["dialect", "finish_reason"])
         kinds = counter("tokentrace_tokens", tokens, ["kind"])
-        self.reused, self.new = kinds.labels("prompt_reused"), kinds.labels("prompt_new")
+        self.reused = kinds.labels("prompt_reused")
+        self.new = kinds.labels("prompt_new")
         self.sampled = kinds.labels("sampled")
         self.branches = counter("tokentrace_branches", "Turns that began a branch", ["cause"])
         self.repairs = counter("tokentrace_matcher_repairs", "Echoed fields that differed")
-        self.conflicts = counter(
-            "tokentrace_store_conflicts", "Writes that lost to another gateway's write"
-        )
+        conflicts = "tokentrace_store_conflicts"
+        self.conflicts = counter(conflicts, "Writes that lost to another gateway's write")
         self.replayed = counter("tokentrace_replayed", "Requests answered from the record")
         self.placing = seconds("tokentrace_prompt_seconds", "Time to build a prompt")
         self.engine = seconds("tokentrace_engine_seconds", "Time that the engine takes for a completion")

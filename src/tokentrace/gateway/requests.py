@@ -30,9 +30,8 @@ Refused = Mapping[str, tuple[Sequence[Any], str]]
 """For each field that is not served: the values that change nothing, and why."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("length_penalty", "typical_p", "best_of"), (1,)),
-    **dict.fromkeys(
-        ("ignore_eos", "include_stop_str_in_output", "use_beam_search", "echo", "min_tokens"), (0,)
-    ),
+    **dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "min_tokens"), (0,)),
+    "use_beam_search": (0,),
     **dict.fromkeys(("bad_words", "allowed_token_ids", "stop_token_ids", "logits_processors"), ([],)),
     **dict.fromkeys(("truncate_prompt_tokens", "prompt_logprobs", "structured_outputs"), ()),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
@@ -63,7 +62,6 @@ class SamplingBody(Struct):
 
 
 SAMPLING = SamplingBody.__struct_fields__
-"""The fields of `SamplingParams` that a request may set."""
 
 
 class AgentBody(SamplingBody):
@@ -109,8 +107,6 @@ NOTHING_READ = ReadHistory()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation, and how to sample its next turn."""
-
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     model: str = ""
@@ -152,14 +148,11 @@ class Request:
             at -= 1
         if not at:
             return NOTHING_READ
-        first = starts[0]
-        return ReadHistory(
-            at, messages[first : starts[at]], [each - first for each in starts[:at]], self.tools
-        )
+        first, kept = starts[0], starts[:at]
+        return ReadHistory(at, messages[first : starts[at]], [each - first for each in kept], self.tools)
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
-    """The sampling parameters that a body sets, checked."""
     values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's value for all tokens
@@ -204,7 +197,6 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
 def ignored_fields(
     body: Mapping[str, Any], read: Struct, *listed: str, within: str = ""
 ) -> tuple[str, ...]:
-    """The names of fields that are neither in the struct nor `listed`."""
     names = read.__struct_fields__
     ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in listed]
     for name, value in body.items():
@@ -217,12 +209,9 @@ def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
     """The shapes of ids in the answer. Raises RequestError for one that is not served."""
-    words = {
-        word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")
-    }
-    ways: set[str] = {
-        "tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}
-    }
+    asked = headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_")
+    words = {word.strip() for word in asked.split(",")} - {"", "false", "0"}
+    ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words}
     if not ways <= set(TokenFields):
         raise RequestError(f"must be true, or any of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
     ways |= {default} if body.return_token_ids else set()
@@ -241,7 +230,6 @@ def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[st
 
 
 def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
-    """The required structure of content; None for text."""
     if kind in (None, "text"):
         return None
     if kind not in ("json_object", "json_schema"):
@@ -252,9 +240,7 @@ def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> 
     return {"type": kind, **({"schema": schema} if kind == "json_schema" else {})}
 
 
-def thinking_hints(
-    on: bool | None, effort: Any = None, *, field: str = "reasoning_effort"
-) -> dict[str, Any]:
+def thinking_hints(on: bool | None, effort: Any, field: str = "reasoning_effort") -> dict[str, Any]:
     """Template variables. With `on` None, the effort decides whether to think."""
     if effort is not None and effort not in _EFFORTS:
         raise RequestError(f"must be one of {', '.join(_EFFORTS)}, not {brief(effort)}", field=field)
@@ -302,9 +288,8 @@ def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool 
         place = ".".join(filter(None, (within, *map(str, path))))
         raise RequestError(problem.replace("`", ""), field=place, code="invalid_value") from None
     except UnicodeEncodeError:
-        raise RequestError(
-            "a field contains a lone surrogate", field=within, code="invalid_value"
-        ) from None
+        problem = "a field contains a lone surrogate"
+        raise RequestError(problem, field=within, code="invalid_value") from None
 
 
 @contextmanager

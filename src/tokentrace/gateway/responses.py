@@ -19,10 +19,9 @@ from ..errors import brief
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, changes_of, token_spans
-from .requests import Request, RequestError, TokenFields, convert
+from .requests import NOTHING_READ, ReadHistory, Request, RequestError, TokenFields, convert
 
 PREFIX = "resp_"
-"""Not part of `Head.id`."""
 
 _RESPONSE = re.compile(f"{PREFIX}[0-9A-Za-z]+")
 _HARMLESS = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
@@ -35,7 +34,6 @@ _REFUSED: wire.Refused = {
     "moderation": ((), "the gateway does not moderate"),
 }
 _LOGPROBS = "message.output_text.logprobs"
-_ENCRYPTED = "reasoning.encrypted_content"
 _Included = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
@@ -94,9 +92,7 @@ class ResponsesBody(wire.AgentBody):
     prompt_cache_key: str | None = None
 
 
-def read_responses(
-    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
-) -> Request:
+def read_responses(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     previous = body.previous_response_id
     if previous is not None and not _RESPONSE.fullmatch(previous):
@@ -108,7 +104,8 @@ def read_responses(
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         items = read_items(body.input, [*system, *past.messages], open_calls=previous is not None)
     tools, namespaces, hidden = _tools(body.tools or [])
-    reasoning, text, included = body.reasoning or _Reasoning(), body.text or _Text(), body.include or []
+    reasoning, text = body.reasoning or _Reasoning(), body.text or _Text()
+    included = body.include or []
     wishes = {
         "tool_choice": body.tool_choice not in (None, "none", "auto"),
         "reasoning.summary": reasoning.summary is not None,
@@ -138,23 +135,21 @@ def read_responses(
             logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
             calls_allowed=body.tool_choice != "none",
             token_fields=wire.requested_token_fields(body, headers, TokenFields.NEMO_GYM, ways),
-            encrypted=_ENCRYPTED in included,
+            encrypted="reasoning.encrypted_content" in included,
             namespaces=namespaces,
-            repeated=_repeated(body, reasoning, text, form),
+            repeated=_repeated(body, text, form),
         ),
     )
 
 
-def _repeated(
-    body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dict[str, Any]
-) -> dict[str, Any]:
+def _repeated(body: ResponsesBody, text: _Text, form: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: getattr(body, name) for name in _NULLABLE},
         **{name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None},
         "top_logprobs": body.top_logprobs or 0,
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": msgspec.structs.asdict(reasoning),
+        "reasoning": msgspec.structs.asdict(body.reasoning or _Reasoning()),
         "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
         "truncation": body.truncation or "disabled",
         "metadata": body.metadata or {},
@@ -205,7 +200,9 @@ def _function(tool: Any, path: str) -> dict[str, Any]:
 
 def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
     form = text.format or {}
-    kind, schema, name = form.get("type", "text"), form.get("schema"), form.get("name")
+    kind = form.get("type", "text")
+    schema = form.get("schema")
+    name = form.get("name")
     structure = wire.structure_of(kind, schema, "text.format")
     if kind != "json_schema":
         return structure, {"type": kind}
@@ -250,16 +247,12 @@ class Responses(Dialect):
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         [reply] = replies
-        usage, cut_off = self.usage(replies), reply.finish_reason == "length"
+        usage = self.usage(replies).openai("input", "output")
+        usage["input_tokens_details"]["cache_write_tokens"] = 0
+        cut_off = reply.finish_reason == "length"
         answer = self._response("incomplete" if cut_off else "completed") | {
             "output": [self._item(item, reply) for item in _items(reply)],
-            "usage": {
-                "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-                "output_tokens": usage.completion,
-                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-                "total_tokens": usage.prompt + usage.completion,
-            },
+            "usage": usage,
             **self.token_fields(reply, TokenFields.TOKENTRACE),
         }
         answer["output"][-1] |= self.token_fields(reply, TokenFields.NEMO_GYM)
@@ -285,7 +278,8 @@ class Responses(Dialect):
         output = self._item(Item(item.index, item.kind, "", item.name, item.id))
         output |= {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
         output.pop("encrypted_content", None)
-        parts, output = output.get("content", ()), output | ({"content": []} if "content" in output else {})
+        parts = output.get("content", ())
+        output |= {"content": []} if parts else {}
         added = self._event("response.output_item.added", output_index=item.index, item=output)
         return [added, *(self._about(item, "response.content_part.added", part=part) for part in parts)]
 
@@ -307,10 +301,9 @@ class Responses(Dialect):
 
     def _response(self, status: str) -> dict[str, Any]:
         request = self.head.request
-        nothing = {"description": None, "parameters": None}
-        tools = [
-            tool["function"] for tool in request.tools or ()
-        ]  # not strict: nothing enforces the schema
+        empty = {"type": "function", "description": None, "parameters": None}
+        # not strict: nothing enforces the schema
+        tools = [{**empty, **tool["function"], "strict": False} for tool in request.tools or ()]
         return {
             "id": PREFIX + self.head.id,
             "object": "response",
@@ -322,7 +315,7 @@ class Responses(Dialect):
             "instructions": request.messages[0]["content"] if request.instructions else None,
             "model": self.head.model,
             "output": [],
-            "tools": [{"type": "function", **nothing, **tool, "strict": False} for tool in tools],
+            "tools": tools,
             "usage": None,
             **self.options.repeated,
         }

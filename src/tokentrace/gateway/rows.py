@@ -10,15 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ..data.tables import (
-    CHANNELS,
-    ROLLOUT,
-    Columns,
-    TableWriter,
-    channel_values,
-    sample_columns,
-    samples_table,
-)
+from ..data.tables import CHANNELS, ROLLOUT, TableWriter, channel_values, sample_columns, samples_table
 from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
@@ -83,13 +75,16 @@ class SessionRows:
 
     def _row(self, sample: Sample, number: int) -> dict[str, Any]:
         trajectory = self.session.trajectory
-        branch, along = trajectory.branches[sample.branch], trajectory.turns(sample.branch)
+        branch = trajectory.branches[sample.branch]
+        along = trajectory.turns(sample.branch)
         writes = [turn.write for turn in along if turn.branch == sample.branch]
         turns = [self.session.turns[self._numbers[write]] for write in writes]
         cause, last = turns[0].cause, turns[-1]
-        channels: dict[str, list[tuple[int, Any]]] = {}  # what engines reported besides logprobs
+        # what engines reported besides logprobs
+        channels: dict[str, list[tuple[int, Any]]] = {}
         for turn in along:
-            for name, values in unpack_channels(self._channels.get(self._numbers[turn.write], b"")).items():
+            packed = self._channels.get(self._numbers[turn.write], b"")
+            for name, values in unpack_channels(packed).items():
                 channels.setdefault(name, []).append((turn.start, values[: len(turn)]))
         tools = self.session.roots[last.root][0]
         return {
@@ -124,18 +119,14 @@ class SessionRows:
 _TURN_FIELDS = {
     **dict.fromkeys(("number", "start", "stop"), "int32"),
     **dict.fromkeys(("finish_reason", "dialect", "model", "response"), "string"),
-    **{
-        "choice": "int32",
-        "stopped_by": "string",
-        "reused": "int32",
-        "time": "float64",
-        "seconds": "float64",
-    },
+    "choice": "int32",
+    "stopped_by": "string",
+    "reused": "int32",
+    **dict.fromkeys(("time", "seconds"), "float64"),
 }
 _TURN_LISTS = ("calls", "repairs", "notes", "wishes")
 
-
-COLUMNS: Columns = {
+COLUMNS = {
     **sample_columns("labels", "logprobs", *ROLLOUT),
     **dict.fromkeys(("session", "state", "cause", "cause_detail"), "string"),
     **dict.fromkeys(("parent", "shared"), "int32"),
@@ -200,9 +191,8 @@ class Export:
             return session
         now = await self._store.session(info.id)
         if now is not None and now.state is not State.DROPPED:
-            raise StoreError(
-                f"session {info.id!r} is damaged: it has {len(turns)} of its {info.turns} turns"
-            )
+            problem = f"it has {len(turns)} of its {info.turns} turns"
+            raise StoreError(f"session {info.id!r} is damaged: {problem}")
         return None
 
     async def mark(self) -> None:

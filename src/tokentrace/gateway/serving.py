@@ -63,7 +63,8 @@ async def open_gateway(
     store = open_store(settings.store)
     try:
         await asyncio.to_thread(warm_up, renderer)
-        create, size = settings.dev or settings.create_sessions, renderer.tokenizer.vocabulary.size
+        create = settings.dev or settings.create_sessions
+        size = renderer.tokenizer.vocabulary.size
         sessions = Sessions(store, size, matcher=settings.matcher, create=create)
         admission = Admission(sessions, settings.limits)
         about = (settings.model, settings.version, tracing or configured_tracing())
@@ -81,14 +82,14 @@ def warm_up(renderer: Renderer) -> None:
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"b": "c"}}}
     result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "c"}
     stops = silent.get_stop_token_ids()
-    for tools, reply, answer in ((None, {}, question), ([tool], {"tool_calls": [call]}, result)):
-        with contextlib.suppress(Exception):  # a template without tools fails again when a request has some
+    for tools, calls, answer in ((None, {}, question), ([tool], {"tool_calls": [call]}, result)):
+        # a template without tools fails again when a request has some
+        with contextlib.suppress(Exception):
             prompt = silent.render_ids([question], tools=tools, add_generation_prompt=True)
             parser = silent.streaming_parser(tools=tools, prompt_ids=prompt)
             silent.bridge(prompt, stops[:1], [question], tools=tools)
-            whole = silent.render_ids(
-                [question, {"role": "assistant", "content": "b", **reply}], tools=tools
-            )
+            reply = {"role": "assistant", "content": "b", **calls}
+            whole = silent.render_ids([question, reply], tools=tools)
             end = next(at for at in range(len(prompt), len(whole)) if whole[at] in stops) + 1
             parser.feed(whole[len(prompt) : end])
             parser.finish()
@@ -119,7 +120,9 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, admission: Admission, patience: float, ready: Ready) -> None:
         super().__init__(config)
-        self._admission, self._patience, self._ready = admission, patience, ready
+        self._admission = admission
+        self._patience = patience
+        self._ready = ready
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -127,9 +130,8 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {
-            number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        signals = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self.handle_exit) for number in signals}
         try:
             yield
         finally:

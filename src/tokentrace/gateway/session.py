@@ -61,7 +61,6 @@ class SessionRecord:
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     def place(self, conversation: Conversation) -> Placement:
-        """The stream of the longest conversation that a request repeats, and what is new."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids)
@@ -74,9 +73,8 @@ class SessionRecord:
                 count -= 1
                 continue
             echo = sent.messages[:count]
-            edits = [
-                self._first_edit(conversation, self.turns[number], echo, earlier) for number in numbers
-            ]
+            turns = (self.turns[number] for number in numbers)
+            edits = [self._first_edit(conversation, turn, echo, earlier) for turn in turns]
             matches = [number for number, at in zip(numbers, edits, strict=True) if at is None]
             if matches:
                 base = self._choose(matches, echo)
@@ -103,11 +101,8 @@ class SessionRecord:
                     break
         messages, keys = [], [conversation.root]
         if earlier is not None:
-            originals[:same], messages, keys = (
-                earlier.originals[:same],
-                earlier.messages[:same],
-                earlier.keys,
-            )
+            originals[:same] = earlier.originals[:same]
+            messages, keys = earlier.messages[:same], earlier.keys
         messages += [self._with_reasoning(message) for message in originals[same:]]
         start = max(0, min(same, len(messages) - 1))
         # a result's key depends on the calls before it
@@ -121,12 +116,8 @@ class SessionRecord:
     def _with_reasoning(self, message: Message) -> Message:
         """Move the first text to the reasoning if only that gives a recorded reply."""
         content = message.get("content")
-        if (
-            not self._by_reasoning
-            or message.get("role") != "assistant"
-            or not content
-            or reasoning(message)
-        ):
+        by_model = message.get("role") == "assistant"
+        if not (self._by_reasoning and by_model and content) or reasoning(message):
             return message
         first: Any = content
         remaining: Any = ""
@@ -215,55 +206,60 @@ class SessionRecord:
     def _has_prompt(
         self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]
     ) -> bool:
-        messages = [
-            changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])
-        ]
-        base, prompt = None if turn.base is None else self.turns[turn.base], self.prompt_ids(turn)
+        past = self.conversation(turn.number)[:-1]
+        messages = [changed.get(at, message) for at, message in enumerate(past)]
+        base = None if turn.base is None else self.turns[turn.base]
+        prompt = self.prompt_ids(turn)
         try:
             if base is None:
-                whole = self._render(
-                    replace(conversation, messages=messages, continued=False), SentMessages()
-                )
-                return np.array_equal(whole.ids, prompt)
+                conversation = replace(conversation, messages=messages, continued=False)
+                return np.array_equal(self._render(conversation, SentMessages()).ids, prompt)
             bridged = self._bridge(conversation, base, messages[turn.shared :], messages[: base.depth - 1])
         except TokentraceError:
             return False
-        return not isinstance(bridged, BridgeRefusal) and np.array_equal(
-            bridged.new_ids, prompt[base.stop :]
-        )
+        new_ids = prompt[base.stop :]
+        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, new_ids)
 
     def _extend(
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
     ) -> Placement | str:
         """The prompt after a turn of `count` messages; or why there is none."""
-        messages, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
-        echo, reply = conversation.messages[count - 1], base.reply
-        changed = [
-            name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None)
-        ]
-        ways = ((name, "written another way" if echo.get(name) else "left out") for name in sorted(changed))
-        repairs = [f"{place}: {name} {way}" for name, way in ways]
+        messages = conversation.messages[count:]
+        place = f"message {count - 1}"
+        echo = conversation.messages[count - 1]
+        reply = base.reply
+        repairs = list[str]()
+        for name in sorted({*echo, *reply}):
+            if (echo.get(name) or None) != (reply.get(name) or None):
+                way = "written another way" if echo.get(name) else "left out"
+                repairs.append(f"{place}: {name} {way}")
         if echo is not sent.originals[count - 1]:
             repairs.append(f"{place}: reasoning repeated as content")
         if conversation.continued:
             if messages or base.finish_reason not in _UNFINISHED:
                 return "the request continues its last message, so the whole conversation is rendered"
-            new, notes = TokenTable.of(np.empty(0, np.int32), Kind.CONTEXT), []
+            new = TokenTable.of(np.empty(0, np.int32), Kind.CONTEXT)
+            notes = []
         else:
             bridged = self._bridge(conversation, base, messages)
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
             new, notes = bridged.new, bridged.notes
-        ids = np.concatenate([stream, new.ids])
+        ids = np.concatenate([self._stream(base), new.ids])
         placed = Placement(conversation, sent, base, ids, new.ids, new.kinds, new.messages)
-        return replace(placed, repairs=tuple(repairs), notes=tuple(notes)) if repairs or notes else placed
+        if not repairs and not notes:
+            return placed
+        return replace(placed, repairs=tuple(repairs), notes=tuple(notes))
 
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
     ) -> BridgedTokens | BridgeRefusal:
         """`before` replaces the messages that the turn answered."""
-        stream, renderer, tools = self._stream(base), conversation.renderer, conversation.tools
-        for at, message in enumerate(new):  # a result names its call by the id that the model wrote
+        stream = self._stream(base)
+        renderer = conversation.renderer
+        tools = conversation.tools
+        # a result names its call by the id that the model wrote
+        for at, message in enumerate(new):
             if (id := base.late_ids.get(str(message.get("tool_call_id")))) is not None:
                 new = [*new[:at], {**message, "tool_call_id": id}, *new[at + 1 :]]
         prompt, completion = stream[: base.start], stream[base.start :]
@@ -374,9 +370,9 @@ class SessionRecord:
     def prepare(
         self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
     ) -> PreparedTurn:
-        """Make a turn and its record. Changes nothing until `apply`."""
         conversation, first = placed.conversation, self.trajectory.num_writes
-        if placed.sent.matcher != self.matcher and conversation.prompt_ids is None:  # it was changed since
+        # the matcher may have changed since
+        if placed.sent.matcher != self.matcher and conversation.prompt_ids is None:
             placed = replace(placed, sent=self._received(conversation)[0])
         base = None if placed.base is None else self.turns[placed.base.number]
         trajectory = copy.copy(self.trajectory)
@@ -422,7 +418,8 @@ class SessionRecord:
             reused=placed.reused,
             **details,
         )
-        records, channels = tuple(write_records(trajectory, first)), pack_channels(completion.channels)
+        records = tuple(write_records(trajectory, first))
+        channels = pack_channels(completion.channels)
         counts = (len(completion.ids), len(placed.ids))
         record = TurnRecord(turn.number, first, records, turn, channels, *counts)
         return PreparedTurn(turn, record, trajectory, placed.sent)
@@ -475,9 +472,8 @@ def _append_prompt(
         trajectory.begin(placed.ids, messages=count, message_spans=spans)
         return 0
     if base is not None:
-        spans = [
-            (start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans
-        ]
+        past, depth = base.stop, base.depth
+        spans = [(start + past, stop + past, message + depth) for start, stop, message in spans]
         kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
         kinds[base.stop :] = placed.kinds
     if extends < 0:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ..diagnose.message_keys import Meaning
 from ..errors import brief
 from ..store.store import SessionInfo, State, Store, StoreError
 from ..trajectory.trajectory import Trajectory
@@ -69,15 +68,14 @@ class Sessions:
 
     def __init__(self, store: Store, vocab_size: int | None, *, matcher: str | None, create: bool) -> None:
         self.store, self.create, self._vocab_size = store, create, vocab_size
-        self._matcher = matcher or ""
-        self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
+        self._matcher = "normal" if matcher is None else matcher
+        self._means = load_matcher(self._matcher)
         self.live: OrderedDict[str, LiveSession] = OrderedDict()
 
     async def find(self, id: str) -> SessionInfo | None:
         return await self.store.session(id) if ID.fullmatch(id) else None
 
     async def info(self, id: str, *, create: bool = False) -> SessionInfo:
-        """Raises RequestError for a missing session that may not be created."""
         info = await self.find(id)
         if info is None and create and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
@@ -91,17 +89,16 @@ class Sessions:
         if info.state is State.DROPPED:
             raise dropped(id)
         live = self.live.get(id)
-        if (
-            live is not None and live.info.settings != info.settings
-        ):  # they changed, perhaps at another gateway
+        # another gateway may have changed the settings
+        if live is not None and live.info.settings != info.settings:
             self.forget(live)
             live = None
         if live is None:
             settings = SessionSettings.read(info.settings)
             matcher: str = settings.matcher
             means = MEANINGS[matcher]
-            if self._default is not None and matcher == "normal" and self._default is not means:
-                means, matcher = self._default, f"custom:{self._matcher}"
+            if matcher == "normal" and self._means is not means:
+                means, matcher = self._means, f"custom:{self._matcher}"
             trajectory = Trajectory(name=id, vocab_size=self._vocab_size)
             live = self.live[id] = LiveSession(info, settings, SessionRecord(trajectory, means, matcher))
         self.live.move_to_end(id)

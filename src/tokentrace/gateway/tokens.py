@@ -10,7 +10,7 @@ from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
 from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
-from .requests import Request, TokenFields
+from .requests import NOTHING_READ, ReadHistory, Request, TokenFields
 
 _MOST = 10_000_000
 _REFUSED: wire.Refused = {
@@ -35,9 +35,7 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(
-    raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ
-) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_READ) -> Request:
     body = wire.convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
     wire.refuse(raw.get("sampling_params") or {}, _REFUSED)
@@ -96,6 +94,7 @@ class Tokens(Dialect):
 
 def _choice(delta: Delta) -> dict[str, Any]:
     top = delta.channels.get(TOP_LOGPROBS) or [()] * len(delta.ids)
+    sampled = zip(delta.ids.tolist(), delta.logprobs.tolist(), top, strict=True)
     content = [
         {
             "token_id": id,
@@ -106,12 +105,13 @@ def _choice(delta: Delta) -> dict[str, Any]:
                 for rank, (alternative, value) in enumerate(alternatives, 1)
             ],
         }
-        for id, logprob, alternatives in zip(delta.ids.tolist(), delta.logprobs.tolist(), top, strict=True)
+        for id, logprob, alternatives in sampled
     ]
     return {"index": 0, "token_ids": delta.ids.tolist(), "logprobs": {"content": content}}
 
 
 def _ending(reply: Reply) -> dict[str, Any]:
-    spans, reason = reply.completion.versions, str(reply.completion.finish_reason)
+    spans = reply.completion.versions
+    reason = str(reply.completion.finish_reason)
     versions = [{"version": version, "start": start, "end": stop} for version, start, stop in spans]
     return {"finish_reason": reason, "stop_reason": None, "weight_versions": versions or None}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InputError
@@ -11,22 +11,17 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 class Tracing:
-    """Creates spans, if there is a tracer."""
-
     def __init__(self, tracer: Any = None) -> None:
         self._tracer = tracer
 
+    @contextmanager
     def span(
         self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any
-    ) -> AbstractContextManager[dict[str, Any]]:
-        """Enter it to get attributes to add to. `headers` may name a trace."""
-        no_span = self._tracer is None
-        return nullcontext(attributes) if no_span else self._span(name, headers, attributes)
-
-    @contextmanager
-    def _span(
-        self, name: str, headers: Mapping[str, str] | None, attributes: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
+        """Yields attributes to add to. `headers` may name a trace."""
+        if self._tracer is None:
+            yield attributes
+            return
         from opentelemetry.propagate import extract
 
         context = None if headers is None else extract(dict(headers))
@@ -41,11 +36,8 @@ class Tracing:
 
 
 def configured_tracing() -> Tracing:
-    """Tracing, if OpenTelemetry's variables set an endpoint."""
-    if (
-        not any(os.environ.get(name) for name in _ENDPOINTS)
-        or os.environ.get("OTEL_SDK_DISABLED") == "true"
-    ):
+    is_off = os.environ.get("OTEL_SDK_DISABLED") == "true"
+    if is_off or not any(map(os.environ.get, _ENDPOINTS)):
         return Tracing()
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -20,8 +20,7 @@ from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message = Mapping[str, Any]
-_COMPARED = frozenset({"number", "base", "shared", "messages", "reply", "root", "keys", "matcher"})
-_HIDDEN = _COMPARED | {"tools", "variables"}
+_HIDDEN = ("number", "base", "shared", "messages", "reply", "root", "keys", "matcher", "tools", "variables")
 """The fields of a turn that a session's state does not show."""
 
 
@@ -78,8 +77,8 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     base: int | None
     shared: int
     """How many messages are the base's."""
-    messages: list[Mapping[str, Any]]
-    reply: Mapping[str, Any]
+    messages: list[Message]
+    reply: Message
     root: Key
     keys: list[Key]
     """The keys before its messages, after each, and after the reply."""

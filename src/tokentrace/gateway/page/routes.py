@@ -135,7 +135,6 @@ def page_files() -> dict[str, bytes]:
 
 
 async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
-    """The newest sessions, the chosen one, and the gateway's state."""
     query, store = read_query(http), gateway.store
     infos = await find_sessions(gateway, query)
     chosen = await gateway.sessions.find(query.session)
@@ -179,14 +178,14 @@ async def _tokens(gateway: Gateway, http: HTTPRequest) -> Any:
     async with gateway.sessions.locked(id) as live:
         branches = live.session.trajectory.num_branches
         if query.branch >= branches:
-            raise RequestError(
-                f"there is no branch {query.branch}; the session has {branches}", field="branch"
-            )
+            problem = f"there is no branch {query.branch}; the session has {branches}"
+            raise RequestError(problem, field="branch")
         return await asyncio.to_thread(tokens_view, live.session, gateway.renderer.tokenizer, query)
 
 
 async def _turn(gateway: Gateway, http: HTTPRequest) -> Any:
-    id, turn = (await named_session(gateway, http)).id, http.path_params["turn"]
+    id = (await named_session(gateway, http)).id
+    turn = http.path_params["turn"]
     labels = await gateway.store.labels(id)
     async with gateway.sessions.locked(id) as live:
         turns = len(live.session.turns)
