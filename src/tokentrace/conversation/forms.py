@@ -15,8 +15,8 @@ from typing import Any
 from ..errors import InputError, kind_of
 from ..errors import place as place_text
 from ..values.place import Fields, Place, is_list
-from ..values.plain import check_depth, finite, no_constant, parse_json, plain_json, unique
-from .messages import RESULT_ROLES, Messages, is_usual, placed_functions
+from ..values.plain import check_depth, finite, is_flat, no_constant, parse_json, plain_json, unique
+from .messages import RESULT_ROLES, Messages, placed_functions
 
 TEXT_PARTS: Mapping[str, str] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
@@ -100,10 +100,11 @@ def adapt(messages: Messages, forms: Any) -> Adapted:
 
 
 def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change]) -> Fields:
-    place, before = Place(index, "content"), message.get("content", _ABSENT)
-    is_reply, form = message["role"] == "assistant", forms.content(message["role"])
-    if form.text and is_usual(message) and (not is_reply or _is_read(message, forms.calls)):
+    role, before = message["role"], message.get("content", _ABSENT)
+    is_reply, form = role == "assistant", forms.content(role)
+    if form.text and type(before) is str and (not is_reply or _is_read(message, forms)):
         return message
+    place = Place(index, "content")
     is_silent = is_reply and (before is _ABSENT or not before)
     conversion = _silence(message, forms, form) if is_silent else _content(message, form, place)
     edits = {"content": _note(changes, place, before, conversion)}
@@ -117,13 +118,18 @@ def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
 
 
-def _is_read(message: Fields, form: Any) -> bool:
-    calls, content = message.get("tool_calls", ()), message["content"]
-    if not calls:
-        return bool(content) and "tool_calls" not in message
-    arguments = [call["function"]["arguments"] for call in calls]
-    reads = all(form.mapping if type(one) is dict else form.text and one.strip() for one in arguments)
-    return reads and bool(content or Silence.EMPTY in form.silence)
+def _is_read(message: Fields, forms: Any) -> bool:
+    """True if the template reads a usual reply as it is."""
+    if "tool_calls" not in message:
+        return bool(message["content"])
+    calls, form = message["tool_calls"] or (), forms.calls
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        arguments: Any = function.get("arguments") if type(function) is dict else None
+        is_text = isinstance(arguments, str)
+        if not (form.text and arguments.strip() if is_text else form.mapping and is_flat(arguments)):
+            return False
+    return bool(calls and (message["content"] or Silence.EMPTY in form.silence))
 
 
 def _note(changes: list[Change], place: Place, before: Any, conversion: Conversion) -> Any:

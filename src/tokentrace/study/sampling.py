@@ -52,11 +52,14 @@ def find_sampled(
         return Sampling(notes=notes)
     endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, run)
 
-    @functools.cache
-    def alternatives() -> set[str]:
+    others: list[str] = []
+
+    def alternatives() -> list[str]:
         """Prompts that a turn may begin with instead of its own."""
-        every = {study.prompts.alone(bool(tools)), *prompts}
-        return {text for prompt in every if prompt is not None for text in prompt.texts}
+        if not others:
+            every = {study.prompts.alone(bool(tools)), *prompts}
+            others.extend({text for prompt in every if prompt is not None for text in prompt.texts})
+        return others
 
     pairs = list(zip(turns, prompts, strict=True))
     lengths = [study.prompts.length(encoded, turn, prompt, alternatives) for turn, prompt in pairs]

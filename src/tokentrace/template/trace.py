@@ -159,8 +159,10 @@ class Trace:
         start = self.blocks.pop()
         if not self.blocks:
             place = start if out is self.out else len(self.out)
-            entries = zip(out[start::2], out[start + 1 :: 2], strict=True)
-            size = sum(len(text_of(box(value, origin))) for value, origin in entries if origin is not TURN)
+            size = 0
+            for value, origin in zip(out[start::2], out[start + 1 :: 2], strict=True):
+                if origin is not TURN:
+                    size += len(value if type(value) is str else text_of(box(value, origin)))
             self.out[place:place] = (size, GENERATION)
 
     def store(self, namespace: Namespace, name: str) -> None:
