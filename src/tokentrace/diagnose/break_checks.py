@@ -37,9 +37,7 @@ _ROLE = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
 )
 _HEAD = re.compile(r"(?!.*end)(?:.*start|.*turn|.*header|.*role|\]~b\])")
-_NAMED_HEAD = re.compile(
-    r"[<\[]?[|｜]?(?:im_)?(system|developer|user|assistant|observation)[|｜]?>", re.IGNORECASE
-)
+_NAMED_HEAD = re.compile(r"(?i)[<\[]?[|｜]?(?:im_)?(system|developer|user|assistant|observation)[|｜]?>")
 _OTHER_HEADS = {"[INST]": "user", "[SYSTEM_PROMPT]": "system", "[TOOL_RESULTS]": "tool"}
 _ALIKE = 12
 """Texts that share this many characters count as continuing alike."""
@@ -53,7 +51,6 @@ _OPENING = 16
 _LITERAL = re.compile(
     r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)"
 )
-"""A JSON or Python literal in the place of a value."""
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
 _DECODER = json.JSONDecoder()
 _OPENERS = 64
@@ -170,9 +167,7 @@ class Case:
         ours, theirs = ([*accumulate(map(len, side))] for side in sides)
         for end in sorted({*ours} & {*theirs}):
             at, other = start + bisect_left(ours, end) + 1, other_start + bisect_left(theirs, end) + 1
-            agree = at == len(self.stream) or np.array_equal(
-                self.stream[at : at + 1], self.prompt[other : other + 1]
-            )
+            agree = self.stream[at : at + 1].tolist() in ([], self.prompt[other : other + 1].tolist())
             if 0 < end <= same and agree:
                 return Match(Cause.BPE_REMERGE, hunk=Hunk(start, at, other_start, other))
         return None
@@ -206,9 +201,7 @@ class Case:
         if last is None or last[0] < at:
             return None
         opened = self.tokenizer.decode(self.stream[at : min(last[0], at + 64)]).strip()
-        if opened and opened not in {
-            opening for opening, _ in self.reasoning
-        }:  # the prompt may open reasoning
+        if opened and opened not in dict(self.reasoning):  # the prompt may open reasoning
             return None
         completion = self.stream[slice(*last)].tolist()
         solid = (index for index in following.tolist() if self.vocabulary.token_bytes(index).strip())
@@ -253,9 +246,8 @@ class Case:
 
     def changed_tools(self) -> Match | None:
         """Different or missing tools where the renderer's template declares them."""
-        if self.completion or (INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
-            return None  # other messages may mention tools
-        if self.model is self.tokenizer:
+        others = INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles  # they may mention tools
+        if others or self.completion or self.model is self.tokenizer:
             return None
         opening: str = self.model.cache.once(("tools opening",), lambda: _before_tools(self.model))
         pattern, start = self.vocabulary.control_pattern, self.lead.rfind(opening)
@@ -270,9 +262,8 @@ class Case:
     def boolean(self) -> Match | None:
         """A JSON literal on one side and its Python form on the other, as a value."""
         near = (_LITERAL.finditer(text, max(0, self.at - 80)) for text in (self.ours, self.theirs))
-        one, other = (
-            next((match for match in matches if match.end(1) >= self.at), None) for matches in near
-        )
+        after = ((match for match in matches if match.end(1) >= self.at) for matches in near)
+        one, other = (next(matches, None) for matches in after)
         if one is None or other is None or not one.start(1) == other.start(1) <= self.at:
             return None
         ours, theirs = one[1], other[1]
@@ -343,10 +334,9 @@ def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[s
 def _before_tools(renderer: Renderer) -> str:
     """What the template writes before the first tool. Raises TokentraceError."""
     spans = [*renderer.silent().render([USER], tools=TOOLS).rendering.spans()]
-    start = next(
-        (at for at, span in enumerate(spans) if span[2] is not None and span[2].source == "tools"), 0
-    )
-    return "".join(text for text, *_ in spans[:start]).strip()[-_OPENING:]
+    sources = [origin and origin.source for *_, origin in spans]
+    before = spans[: sources.index("tools")] if "tools" in sources else []
+    return "".join(text for text, *_ in before).strip()[-_OPENING:]
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:

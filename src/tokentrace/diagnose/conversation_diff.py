@@ -22,9 +22,7 @@ _DISTINCT = 20
 """Messages with this many characters are rarely sent twice by chance."""
 
 
-def find_cause(
-    sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()
-) -> Finding:
+def find_cause(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages] = ()) -> Finding:
     """Why `sent` diverges from the `recorded` conversation, with its last reply, after `shared` messages.
 
     A `recent` conversation may have called a sub-agent, or been compacted into `sent`.
@@ -35,9 +33,8 @@ def find_cause(
             words = f"the request goes back to an earlier point and leaves out the last {dropped} messages"
         return Finding(Cause.RETRY, words=words)
     if shared == len(recorded):
-        return Finding(
-            Cause.RETRY, message=shared, words="the conversation continues from an earlier point"
-        )
+        words = "the conversation continues from an earlier point"
+        return Finding(Cause.RETRY, message=shared, words=words)
     opening = all(_is_instruction(message) for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, recent)
@@ -74,10 +71,8 @@ def changed_tools(
         "changed tools": [name for name in ours if name in theirs and ours[name] != theirs[name]],
         "template variables": sorted(name for name in {*now, *before} if now.get(name) != before.get(name)),
     }
-    named = (
-        f"{what}: {', '.join(one[:60] for one in names[:9])}" for what, names in changes.items() if names
-    )
-    text = "; ".join(named)
+    cut = ((what, [one[:60] for one in names[:9]]) for what, names in changes.items() if names)
+    text = "; ".join(f"{what}: {', '.join(names)}" for what, names in cut)
     words = f"the same conversation: {text or 'the tools are in another order, or formatted differently'}"
     return Finding(Cause.CHANGED_TOOLS, words=words)
 

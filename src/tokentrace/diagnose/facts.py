@@ -111,10 +111,7 @@ def find_facts(renderer: Renderer) -> TemplateFacts:
 def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
     """The stop tokens, and whether last and past turns may lack one."""
     last, past = set[int | None](), set[int | None]()
-    for messages, tools in (
-        ([USER, REPLY, USER, REPLY], None),
-        ([USER, calling(), result(), REPLY], TOOLS),
-    ):
+    for messages, tools in (((*CONTINUED, REPLY), None), ((*RETURNED, REPLY), TOOLS)):
         try:
             stops = [turn.stop_token for turn in renderer.render(messages, tools=tools).turns]
         except TokentraceError:
@@ -123,18 +120,15 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
         past.update(stops[:-1])
     trained, ends = last | past, renderer.turn_stop_ids()
     heads = renderer.study().endings(False).heads | renderer.study(TOOLS).endings(True).heads
-    ids = renderer.get_stop_token_ids()
-    tokens = (
-        StopToken(one, renderer.decode([one]), one in trained, one in ends, one in heads) for one in ids
-    )
+    texts = [(one, renderer.decode([one])) for one in renderer.get_stop_token_ids()]
+    tokens = (StopToken(one, text, one in trained, one in ends, one in heads) for one, text in texts)
     return tuple(tokens), None in last, None in past
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
-    for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
-        yield from (
-            study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True)
-        )
+    conversations = (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS)
+    cases = itertools.product(conversations, (False, True), (False, True))
+    return itertools.starmap(study.readable, cases)
 
 
 def _forgeable(study: TemplateStudy) -> Iterator[str]:
@@ -299,9 +293,7 @@ def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None
 def _unread(renderer: Renderer) -> str:
     """The first argument that cannot be read back."""
     for arguments in _ARGUMENTS:
-        types = {
-            key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()
-        }
+        types = {key: {"type": "string"} if isinstance(one, str) else {} for key, one in arguments.items()}
         schema = {"type": "object", "properties": types}
         function = {"name": "probe1", "description": "a tool", "parameters": schema}
         [message] = with_ids([calling(call(1, arguments))], renderer.study(TOOLS))

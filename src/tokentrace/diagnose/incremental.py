@@ -134,10 +134,7 @@ class _Pieces:
         )
         start = next(replies, len(roles))
         prompted = start < len(roles)
-        first = self.renderer.render(
-            self.messages[:start], tools=self.tools, add_generation_prompt=prompted
-        )
-        yield _Piece(first.ids)
+        yield _Piece(self._render(self.messages[:start], prompted).ids)
         while start < len(roles):
             stop = start + 1
             while roles[start] in RESULT_ROLES and stop < len(roles) and roles[stop] in RESULT_ROLES:
@@ -146,6 +143,9 @@ class _Pieces:
                 yield self._piece(start, start)
             yield self._piece(start, stop)
             start, prompted = stop, False
+
+    def _render(self, messages: Messages, prompt: bool) -> RenderedTokens:
+        return self.renderer.render(messages, tools=self.tools, add_generation_prompt=prompt)
 
     def _piece(self, start: int, stop: int) -> _Piece:
         """What messages add; for none, the generation prompt."""
@@ -176,9 +176,9 @@ class _Pieces:
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
         """What a unit adds, and the number of possible problems."""
-        render, vocabulary = self.renderer.render, self.renderer.tokenizer.vocabulary
-        before = render(context, tools=self.tools, add_generation_prompt=sampled).text
-        after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit).rendering
+        vocabulary = self.renderer.tokenizer.vocabulary
+        before = self._render(context, sampled).text
+        after = self._render([*context, *unit], not unit).rendering
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
         rewrites, repeats = not after.text.startswith(before), any(origin in base for *_, origin in spans)

@@ -62,9 +62,7 @@ def meaning(message: Message) -> Any:
 
 def strict_meaning(message: Message) -> Any:
     """Every field as it is, but empty is absent, and JSON text is its value."""
-    fields = {
-        name: value for name, value in message.items() if name != "tool_calls" and value not in _EMPTY
-    }
+    fields = {key: value for key, value in message.items() if key != "tool_calls" and value not in _EMPTY}
     calls = [_strict_call(call) for call in message.get("tool_calls") or ()]
     return [_raw(sorted(fields.items())), calls]
 
@@ -186,10 +184,7 @@ def _part(part: Any, default_type: str | None = None, strict: bool = False) -> A
     text = part.get(field)
     if isinstance(text, str) and not (strict and fields.keys() - NOISE - {"type", field}):
         return text
-    return [
-        "part",
-        _raw(sorted((name, value) for name, value in fields.items() if name not in _PART_NOISE)),
-    ]
+    return ["part", _raw(sorted(item for item in fields.items() if item[0] not in _PART_NOISE))]
 
 
 def _is_reasoning(part: Any) -> bool:

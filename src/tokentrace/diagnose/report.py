@@ -114,10 +114,8 @@ class Report(ShowsItself):
                     replace(each, name=f"{one.where}: {finding.cause}", about=finding.words)
                     for each, finding in zip(one.contrasts, one.findings, strict=False)
                 )
-        tables = [
-            *map(self._table, self.tables),
-            Table("Examples", ["where", "", "what"], examples, words=3),
-        ]
+        tables = [*map(self._table, self.tables)]
+        tables.append(Table("Examples", ["where", "", "what"], examples, words=3))
         tone, verdict = self.judge()
         return Document(
             self.title,
@@ -132,9 +130,8 @@ class Report(ShowsItself):
     def _table(self, name: str) -> Table:
         ranked = self.ranked(name)
         total = self.total + self.counts["unreadable"] * (name == "unread")
-        columns = {
-            what: [getattr(one, what) for _, one in ranked] for what in ("places", "units", "tokens")
-        }
+        kinds = ("places", "units", "tokens")
+        columns = {what: [getattr(one, what) for _, one in ranked] for what in kinds}
         if columns["places"] == columns["units"]:
             del columns["places"]
         columns = {what: values for what, values in columns.items() if any(values)}

@@ -101,34 +101,31 @@ class CheckedRollout:
                 self._report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
     def _add_call(self, call: Call) -> None:
-        stream = call.stream
-        same = (
-            one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream)
-        )
+        stream, size = call.stream, len(call.stream)
+        alike = (one for one in self._calls if one.start == call.start)
+        same = (one for one in alike if np.array_equal(one.stream, stream))
         if (earlier := next(same, None)) is not None:
             if self._derived:  # rows share prefixes
                 return
             before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
             if not self.rollout.ordered and np.array_equal(before, logprobs, equal_nan=True):
-                self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
+                self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", size)
                 self.steps.append(Relation.TWICE)
                 return
-        if call.start == len(stream):
+        if call.start == size:
             self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty", 0)
         if len(outside := stream[stream >= self._size]):
             words = f"id {int(outside[0])}, but the vocabulary has {self._size:,} ids"
             self._report(Cause.NO_TOKEN, call.where, words, len(outside))
         step, tip, shared = self._place(call)
         self.steps.append(step)
-        numbers = np.arange(len(stream)) - call.start + self.counts["sampled"]
+        numbers = np.arange(size) - call.start + self.counts["sampled"]
         numbers[: call.start] = -1
         if tip is not None:
             numbers[:shared] = tip.numbers[:shared]
-        self.counts.update(
-            tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start
-        )
+        self.counts.update(tokens=size - shared, sampled=size - call.start, prompted=call.start)
         if call.mask is not None:
-            new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
+            new_tokens = np.arange(size) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, (numbers >= 0) & new_tokens)
         self._calls.append(call)
         earlier_calls: list[Call] = []
@@ -157,9 +154,8 @@ class CheckedRollout:
             return Relation.EXTENDS, tip, shared
         if any(np.array_equal(one.prompt, prompt) for one in self._calls):
             return Relation.REPEATS, tip, shared
-        ends = [
-            len(one.stream) for other, share in pairs for one in other.calls if len(one.stream) <= share
-        ]
+        sizes = ((len(one.stream), share) for other, share in pairs for one in other.calls)
+        ends = [size for size, share in sizes if size <= share]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
         last, requests, history = tip.calls[-1], {}, None
@@ -285,15 +281,11 @@ class RolloutReport(Report):
         if self.problems():
             return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
         if self.calls > self.count(Relation.FIRST):
-            return (
-                "good",
-                f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}",
-            )
+            calls = counted(self.calls, "call")
+            return "good", f"every prompt extends its stream, in {rollouts} with {calls}"
         why = f"no prompt was compared with another: each of {rollouts} has one call"
-        return (
-            tone,
-            f"{why}; to join calls on separate lines, give them the same rollout_id (or session_id, …)",
-        )
+        how = "to join calls on separate lines, give them the same rollout_id (or session_id, …)"
+        return tone, f"{why}; {how}"
 
     def figures(self) -> Iterator[str]:
         counts = self.counts
@@ -355,15 +347,13 @@ def check_rollouts(
             for tip in checked.tips if connected is not None else ():
                 pairs = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [
-                    one for one in pairs if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()
-                ]
+                plain = (one for one in pairs if one[0].temperature in (None, 1))
+                usable = [one for one in plain if np.isfinite(one[1]).all()]
                 skipped += len(pairs) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
                 for call, logprobs in usable:
-                    differences.append(
-                        (scores[call.start : len(call.stream)] - logprobs).astype(np.float32)
-                    )
+                    difference = scores[call.start : len(call.stream)] - logprobs
+                    differences.append(difference.astype(np.float32))
     if engine is not None:
         report.scores = {"completions": len(differences) - 1, "skipped": skipped, **_summary(differences)}
     return report
