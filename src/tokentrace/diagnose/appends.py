@@ -4,10 +4,9 @@ import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from ..conversation.forms import MessageForm
 from ..conversation.messages import Messages
@@ -48,7 +47,7 @@ _DECLARED = "with declared tools"
 _LONG = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
 _SPACED = f"\n {ANSWER} \n"
-_ARGUMENTS: Mapping[str, Any] = {
+_ARGUMENTS = {
     "object": {"key": "value"},
     "empty": {},
     "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
@@ -236,9 +235,9 @@ class AppendMatrix:
             return None
         first, second = cell.requests[:2] if one.at_turn else cell.requests[1:]
         at = common_prefix(self._render(first).text, self._render(second).text)
-        find = functools.partial(find_blame, self._renderer.study(first.tools), first, at=at)
-        rewrites = one.where is Where.PAST
-        return find(second._replace(prompt=False), rewrites=rewrites) or find(second, rewrites=rewrites)
+        study, rewrites = self._renderer.study(first.tools), one.where is Where.PAST
+        find = functools.partial(find_blame, study, first, at=at, rewrites=rewrites)
+        return find(second._replace(prompt=False)) or find(second)
 
     def _accepts(self, case: AppendCell) -> bool:
         with contextlib.suppress(TokentraceError):
@@ -337,7 +336,7 @@ def with_ids(messages: Messages, study: TemplateStudy) -> tuple[Message, ...]:
 def text_from(rendering: Rendering, message: int, field: str) -> str:
     """A field's text, and all text of unknown origin."""
     names = {*REASONING_FIELDS} if field in REASONING_FIELDS else {field.replace("arguments", "tool_calls")}
-    fields = {("messages", message, name) for name in names} | {UNKNOWN[:3]}
+    fields = {("messages", message, name) for name in names} | {UNKNOWN}
     return "".join(text for text, _, origin in rendering.spans() if origin and origin[:3] in fields)
 
 

@@ -79,9 +79,9 @@ def find_blame(
     flips = flip_tests(study, second, other)
     lengths = [(common_prefix(one.text, flipped.text), test) for test, flipped in flips]
     length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
-    return (
-        Blame(test.part.line, test.part.source, not test.value) if length > at else _blame_writer(one, at)
-    )
+    if length <= at:
+        return _blame_writer(one, at)
+    return Blame(test.part.line, test.part.source, not test.value)
 
 
 def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:

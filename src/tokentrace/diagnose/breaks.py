@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
 from ..show.alignment import Hunk, hunks
@@ -20,6 +19,7 @@ from .break_checks import Case
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain, shared_prefix
+from .records import Line, Mask
 
 _LATER = 8
 _CONTEXT = frozenset(
@@ -77,7 +77,7 @@ def explain_break(
     next_prompt: Sequence[int] | Ids,
     tokenizer: Any,
     *,
-    sampled: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+    sampled: Sequence[bool] | Mask | None = None,
     anchor: Sequence[int] | Ids | None = None,
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
@@ -135,9 +135,7 @@ def explain_break(
     return Break(cause, words, position, *ranges, case.region, tuple(later), ours, theirs, case.tokenizer)
 
 
-def _prove(
-    cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> tuple[Cause, str]:
+def _prove(cause: Cause, words: str, before: Line, after: Line) -> tuple[Cause, str]:
     change = conversation_change(before, after)
     if change is not None:
         vague = {Cause.RETRY} if cause is Cause.UNKNOWN else {Cause.RETRY, Cause.SUB_AGENT}
@@ -149,9 +147,7 @@ def _prove(
     return Cause.UNKNOWN, words
 
 
-def conversation_change(
-    before: Mapping[str, Any], after: Mapping[str, Any], recent: Sequence[Sequence[Any]] = ()
-) -> Finding | None:
+def conversation_change(before: Line, after: Line, recent: Sequence[Sequence[Any]] = ()) -> Finding | None:
     """What changed in messages and tools between two requests; None if nothing did."""
     try:
         recorded, sent = before.get("messages") or (), after.get("messages") or ()

@@ -31,13 +31,12 @@ _MAX_TEXT = 200_000
 _MAX_VARIABLES = 12
 _VALUE = "PROBEVALUE"
 _BRIDGED = "bridged"
-SIGNS: Mapping[Grade | None, Cell] = {
+SIGNS = {
     Grade.HOLDS: Cell("✓", "good"),
     Grade.PARTLY: Cell("◐", "poor"),
     Grade.FAILS: Cell("✗", "bad"),
     None: Cell("−", "dim"),
 }
-
 _Row = Sequence[str | Cell]
 
 
@@ -218,8 +217,9 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
         raise TemplateLimitError(f"{problem}; {limit}")
     cells = [matrix.blamed(matrix.cell(form)) for form in turns()]
     facts = find_facts(renderer)
-    groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
-    broken = [cell for cell in judged(cells, facts) if cell.breaks and cell.append is not Append.ASSISTANT]
+    asked = judged(cells, facts)
+    groups = {append: [cell for cell in asked if cell.append is append] for append in Append}
+    broken = [cell for cell in asked if cell.breaks and cell.append is not Append.ASSISTANT]
     bridging = dict(Counter(_bridge(renderer, cell) for cell in broken).most_common())
     switches, refused = _run_switches(renderer, study)
     verdicts = judge(cells, facts)
@@ -284,7 +284,7 @@ def _run_switches(renderer: Renderer, study: TemplateStudy) -> tuple[dict[str, l
 
 
 def _texts(study: TemplateStudy) -> list[str]:
-    return ["" if rendering is None else rendering.text for rendering in probe_renderings(study)]
+    return ["" if one is None else one.text for one in probe_renderings(study)]
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
@@ -304,7 +304,7 @@ def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]
     names -= {name.name for name in stored if name.ctx == "store"}
     probes = itertools.product(names, (False, True))
     renderings = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name, tools in probes)
-    printed = {name for name, rendering in renderings if rendering is not None and _VALUE in rendering.text}
+    printed = {name for name, one in renderings if one is not None and _VALUE in one.text}
     names -= printed - compared.keys()
     choices = {name: dict.fromkeys(compared.get(name, (False, True))) for name in sorted(names)}
     chosen = itertools.islice(choices.items(), _MAX_VARIABLES)

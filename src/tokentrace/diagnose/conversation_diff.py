@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ from .message_keys import NOISE, Key, Message, meaning, next_key, shared_prefix
 from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, tells_of_call
 
 Rules = Sequence[tuple[Any, Cause]]
-
 INSTRUCTIONS = frozenset({"system", "developer"})
 TASK_OF_A_CALL = "a call in another conversation gave it this task"
 _FEW_WORDS = 6
@@ -22,7 +22,9 @@ _DISTINCT = 20
 """Messages with this many characters are rarely sent twice by chance."""
 
 
-def find_cause(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages] = ()) -> Finding:
+def find_cause(
+    sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()
+) -> Finding:
     """Why `sent` diverges from the `recorded` conversation, with its last reply, after `shared` messages.
 
     A `recent` conversation may have called a sub-agent, or been compacted into `sent`.
@@ -57,8 +59,8 @@ def changed_message(at: int, new: Message, old: Message) -> Finding:
 
 
 def changed_tools(
-    sent: Sequence[Message] | None,
-    recorded: Sequence[Message] | None,
+    sent: Messages | None,
+    recorded: Messages | None,
     variables: Mapping[str, Any] | None = None,
     recorded_variables: Mapping[str, Any] | None = None,
 ) -> Finding:
@@ -220,7 +222,8 @@ class _Divergence:
 def _is_task(question: Message, conversations: Iterable[Messages]) -> bool:
     """True if a question is the argument of a recorded call."""
     task = text_of(question).strip() if question.get("role") == "user" else ""
-    calls = (call for messages in conversations for message in messages for call in _calls(message))
+    messages = itertools.chain.from_iterable(conversations)
+    calls = itertools.chain.from_iterable(map(_calls, messages))
     texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
     is_task = (text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
     return len(task) >= _DISTINCT and any(is_task)

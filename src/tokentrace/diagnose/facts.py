@@ -100,7 +100,7 @@ def find_facts(renderer: Renderer) -> TemplateFacts:
         {role: tuple(form for form in _FORMS if getattr(forms.content(role), form)) for role in read},
         tuple(form for form, accepted in arguments.items() if accepted and calls.are_shown),
         calls.are_shown,
-        forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
+        any(forms.shows_reasoning(tools, False) for tools in (False, True)),
         tuple(_forgeable(study)),
         _system(study),
         *_changes(study),
@@ -133,7 +133,7 @@ def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
 
 def _forgeable(study: TemplateStudy) -> Iterator[str]:
     """The scaffold's control tokens that a user message can spell."""
-    encodings = (study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None)
+    encodings = (study.encode(one) for one in probe_renderings(study) if one is not None)
     for index in dict.fromkeys(index for one in encodings for index in one.ids[one.control].tolist()):
         text = study.tokenizer.vocabulary.added[index].text
         rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
@@ -293,7 +293,9 @@ def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None
 def _unread(renderer: Renderer) -> str:
     """The first argument that cannot be read back."""
     for arguments in _ARGUMENTS:
-        types = {key: {"type": "string"} if isinstance(one, str) else {} for key, one in arguments.items()}
+        types = {
+            key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()
+        }
         schema = {"type": "object", "properties": types}
         function = {"name": "probe1", "description": "a tool", "parameters": schema}
         [message] = with_ids([calling(call(1, arguments))], renderer.study(TOOLS))

@@ -5,8 +5,8 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any, Self
 
-_REUSE = "keep the sampled ids and bridge to the next turn; do not render the history again"
-_FORK = "the model now sees another context: start a new branch here, or keep the history as it was"
+_BRIDGE = "keep the sampled ids and bridge to the next turn; do not render the history again"
+_BRANCH = "the model now sees another context: start a new branch here, or keep the history as it was"
 _ENCODER = "the ids come from another tokenizer, or from other settings: compare who encoded each prompt"
 _PRESERVE = 'bridge to the next turn, or render with past="preserve"'
 _KEEP = "keep the ids of long turns; cut samples when you build them, not the record"
@@ -36,37 +36,52 @@ class Cause(WordedEnum):
         return self.label or self.value.replace("_", " ")
 
     # A prompt does not begin with the stream so far: what the tokens show.
-    BOOLEAN_CASE = "boolean_case", "boolean or None case", "One side is JSON, the other Python.", _REUSE
-    BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _REUSE
+    BOOLEAN_CASE = "boolean_case", "boolean or None case", "One side is JSON, the other Python.", _BRIDGE
+    BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _BRIDGE
     JSON_FORMAT = (
         "json_format",
         "JSON spacing or key order",
         "Equal JSON values, written another way.",
-        _REUSE,
+        _BRIDGE,
     )
-    EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks an argument.", _REUSE
-    WHITESPACE = "whitespace", "", "Only white space differs.", _REUSE
-    STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _REUSE
+    EMPTY_PARAMETER = (
+        "empty_parameter",
+        "empty or missing parameter",
+        "One side lacks an argument.",
+        _BRIDGE,
+    )
+    WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
+    STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
     STRIPPED_REASONING = "stripped_reasoning", "", "The reasoning of a past turn is gone.", _PRESERVE
     ZEROED_ANCHOR = "zeroed_anchor", "zeroed anchor after truncation", "The client lost some ids.", _KEEP
     UNKNOWN = "unknown", "", "No known cause", _COMPARE
 
     # What an agent did to the conversation.
     REWRITTEN_CALL = "rewritten_call", "rewritten tool call", "The model did not write this call.", _REPAIR
-    CHANGED_TOOLS = "changed_tools", "", "The same messages with other tools or template variables.", _FORK
-    CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _FORK
-    COMPACTION = "compaction", "", "Messages were left out or replaced by fewer, perhaps a summary.", _FORK
+    CHANGED_TOOLS = (
+        "changed_tools",
+        "",
+        "The same messages with other tools or template variables.",
+        _BRANCH,
+    )
+    CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _BRANCH
+    COMPACTION = (
+        "compaction",
+        "",
+        "Messages were left out or replaced by fewer, perhaps a summary.",
+        _BRANCH,
+    )
     SUB_AGENT = "sub_agent", "sub-agent", "Another conversation: no recorded one begins like it."
-    NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _FORK
+    NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _BRANCH
     RETRY = "retry", "", "The same request again, or one that goes back to an earlier point."
     TRIMMED_RESULTS = (
         "trimmed_results",
         "trimmed result",
         "An earlier tool result was cut or blanked.",
-        _FORK,
+        _BRANCH,
     )
-    CALLS_AS_TEXT = "calls_as_text", "", "The model's tool calls became plain text.", _FORK
-    EDIT = "edit", "", "An earlier message says something else.", _FORK
+    CALLS_AS_TEXT = "calls_as_text", "", "The model's tool calls became plain text.", _BRANCH
+    EDIT = "edit", "", "An earlier message says something else.", _BRANCH
     TEMPLATE = (
         "template",
         "",

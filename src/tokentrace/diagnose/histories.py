@@ -41,7 +41,6 @@ _NAMES = {
 }
 _SHORT = 40
 _COLUMNS = [("ids", np.int32), ("messages", np.int32), ("fields", np.object_)]
-
 Rows = npt.NDArray[np.void]
 """Tokens, with the columns ``ids``, ``messages`` (-1 for none) and ``fields``."""
 
@@ -244,7 +243,7 @@ class HistoryReport(ShowsItself):
         return "\n".join(lines) or same
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data. A step's rollout and training are prefixes of its branch and the row."""
+        """A step's rollout and training are prefixes of its branch and the row."""
         return {
             "equal": self.equal,
             "summary": self.summary.split("\n"),
@@ -306,7 +305,8 @@ class HistoryReport(ShowsItself):
 
     def _track(self, name: str, rows: Rows) -> Track:
         ids, messages, fields = (rows[key] for key, _ in _COLUMNS)
-        hues = [hue_of(self.row.role(at), path) for at, path in zip(messages, fields, strict=True)]
+        owners = zip(messages, fields, strict=True)
+        hues = [hue_of(self.row.role(message), path) for message, path in owners]
         columns = token_columns(self.row.tokenizer, ids)
         roles = [str(message["role"]) for message in self.row.conversation]
         return Track(name, ids, np.array(hues, np.uint8), messages, **columns, fields=fields, roles=roles)

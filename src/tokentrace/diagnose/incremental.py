@@ -1,7 +1,7 @@
 """Fixed-base and delta tokenization, for comparison with a full render."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -195,7 +195,7 @@ class _Pieces:
             yield self.messages[:start]
             return
         yield from ([SYSTEM, USER], [USER])
-        answers: list[Mapping[str, Any]] = [ASSISTANT] if role not in ("", "assistant") else []
+        answers: Messages = [ASSISTANT] if role not in ("", "assistant") else []
         if role in RESULT_ROLES:
             calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
             called = {call.get("id"): (call.get("function") or call).get("name") for call in calls}

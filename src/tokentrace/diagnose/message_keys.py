@@ -21,7 +21,6 @@ Key = bytes
 """A digest of a conversation, with its tools and template variables."""
 Meaning = Callable[[Message], Any]
 """Reduces a message to what counts."""
-
 _PART_NOISE = {"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"}
 NOISE = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
 """Fields that agents change, and that no template prints. A part's id names a file."""
@@ -62,7 +61,9 @@ def meaning(message: Message) -> Any:
 
 def strict_meaning(message: Message) -> Any:
     """Every field as it is, but empty is absent, and JSON text is its value."""
-    fields = {key: value for key, value in message.items() if key != "tool_calls" and value not in _EMPTY}
+    fields = {
+        name: value for name, value in message.items() if name != "tool_calls" and value not in _EMPTY
+    }
     calls = [_strict_call(call) for call in message.get("tool_calls") or ()]
     return [_raw(sorted(fields.items())), calls]
 

@@ -24,7 +24,6 @@ _FIRST_LINES = 100
 """One of these lines must have a known shape."""
 _SQLITE = b"SQLite format 3\0"
 _RUN_STORE = "rollouts.db"
-
 Progress = Callable[[float, float], None]
 Note = Callable[[str], None]
 

@@ -1,7 +1,7 @@
 """Recorded rollouts in one form: calls of an engine, and training rows built from them.
 
 Anywhere in a line of a dump, an object with a prompt and a completion is a call; one with ids and a mask, labels
-or logprobs is a row. Four frameworks need more: verifiers, NeMo Gym, OpenEnv, TRL.
+or logprobs is a row.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from .finding import Cause, Finding
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Line = Mapping[str, Any]
-
 IDS = ("input_ids", "token_ids", "ids", "tokens")
 PROMPTS = ("prompt_ids", "prompt_token_ids")
-COMPLETIONS = ("completion_ids", "completion_token_ids", "generation_token_ids", "output_ids", "token_ids")
+COMPLETIONS = (
+    *("completion_ids", "completion_token_ids", "generation_token_ids"),
+    *("output_ids", "token_ids"),
+)
 MASKS = (
     *("loss_mask", "completion_mask", "output_mask", "response_mask"),
     *("env_mask", "assistant_masks", "assistant_mask", "mask"),
@@ -174,8 +176,10 @@ class Fields:
             return mask
         trained: Mask = labels != IGNORE
         mask = trained if mask is None else mask
-        other = trained & (labels != ids)
-        problems = {"is not the id there": other, "contradicts the mask": mask != trained}
+        problems = {
+            "is not the id there": trained & (labels != ids),
+            "contradicts the mask": mask != trained,
+        }
         shifted = np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]])
         shift = "; every label is the next token's id, but models shift labels themselves" * shifted
         for problem, wrong in problems.items():

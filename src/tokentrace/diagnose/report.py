@@ -114,8 +114,10 @@ class Report(ShowsItself):
                     replace(each, name=f"{one.where}: {finding.cause}", about=finding.words)
                     for each, finding in zip(one.contrasts, one.findings, strict=False)
                 )
-        tables = [*map(self._table, self.tables)]
-        tables.append(Table("Examples", ["where", "", "what"], examples, words=3))
+        tables = [
+            *map(self._table, self.tables),
+            Table("Examples", ["where", "", "what"], examples, words=3),
+        ]
         tone, verdict = self.judge()
         return Document(
             self.title,

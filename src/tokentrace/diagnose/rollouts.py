@@ -128,16 +128,16 @@ class CheckedRollout:
             new_tokens = np.arange(size) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, (numbers >= 0) & new_tokens)
         self._calls.append(call)
-        earlier_calls: list[Call] = []
+        calls = [call]
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
-            earlier_calls = tip.calls
-        self.tips.append(Tip([*earlier_calls, call], numbers))
+            calls = [*tip.calls, call]
+        self.tips.append(Tip(calls, numbers))
 
     def _check_mask(self, row: Row) -> None:
         sampled = np.zeros(len(row.ids), np.bool_)
         for call in self.rollout.calls:
-            if _begins(row.ids, call.stream):
+            if common_prefix(row.ids, call.stream) == len(call.stream):
                 sampled[call.start : len(call.stream)] = True
         # a token that another row of the rollout trains is sampled here, but not trained
         self._train(row.where, row.mask, row.sampled if self._derived else sampled)
@@ -148,7 +148,7 @@ class CheckedRollout:
             return Relation.FIRST, None, 0
         prompt = call.prompt
         pairs = [(tip, common_prefix(tip.stream, prompt)) for tip in self.tips]
-        # the last stream that the prompt begins with, or else the stream that it shares the most tokens with
+        # the last stream that the prompt begins with, or else the one that it shares most with
         tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
             return Relation.EXTENDS, tip, shared
@@ -210,16 +210,14 @@ def sorted_calls(calls: Sequence[Call]) -> list[Call]:
     """Order calls: prompts before longer ones."""
 
     def comes_before(call: Call, one: Call) -> bool:
-        return call is one or (call.start < one.start and _begins(one.prompt, call.prompt))
+        return call is one or (
+            call.start < one.start and common_prefix(one.prompt, call.prompt) == call.start
+        )
 
     def place(call: Call) -> tuple[int, int]:
         return next(at for at, one in enumerate(calls) if comes_before(call, one)), call.start
 
     return sorted(calls, key=place)
-
-
-def _begins(ids: Ids, other: Ids) -> bool:
-    return common_prefix(ids, other) == len(other)
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:

@@ -20,7 +20,6 @@ from .rows import Outcome, RowChecker, origin_of
 
 _END = Row(sys.maxsize, None)
 _HOW = "pass it with --source, in Python with sources="
-
 Metadata = Mapping[str, Any]
 _OwnFile = tuple[Source, Metadata]
 

@@ -29,7 +29,7 @@ from ..tokens.tokenizer import Ids
 from .break_checks import Case, TurnHeads
 from .conversation_diff import INSTRUCTIONS
 from .finding import Cause, Finding
-from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
+from .records import IDS, MASKS, Fields, Line, Mask, Rollout, first_of
 from .report import Example, Seen
 
 _MOST = 8
@@ -94,7 +94,7 @@ class IdsRow:
     start: int
     stop: int
     attended: bool
-    columns: Mapping[str, Any]
+    columns: Line
 
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
         """Leave out surplus pad tokens at both ends."""
@@ -150,7 +150,7 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
     return IdsRow(ids, mask, *attended[0], True, columns)
 
 
-def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> bool:
+def has_conversation(row: Line, columns: Columns = USUAL_NAMES) -> bool:
     """True if a row's columns hold a conversation, valid or not."""
     named = {columns.messages, columns.prompt, columns.completion} - {None}
     present = {name for name, value in row.items() if value is not None}
@@ -159,7 +159,7 @@ def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> 
     return not present.isdisjoint(named or MESSAGES)
 
 
-def origin_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
+def origin_of(row: Line) -> tuple[str, int, int] | None:
     match row:
         case {"source": str(source), "row": int(number), "sample": int(sample)}:
             return source, number, sample
