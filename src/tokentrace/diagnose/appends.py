@@ -189,7 +189,7 @@ def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
         return calling(*calls, **fields) if calls else fields
 
     results = [result(at + 1) for at in range(turn.append.calls)]
-    tools = (reply(TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments)), result())
+    tools = (reply(replace(turn, append=Append.TOOL, style=Style.PLAIN)), result())
     answer = (USER, reply(TurnForm(Append.USER, turn.reasoning)))
     histories: dict[str, tuple[Message, ...]] = {
         "": (USER,),

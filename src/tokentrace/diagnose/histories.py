@@ -286,8 +286,8 @@ class HistoryReport(ShowsItself):
                 pairs = zip(hunks, starts, strict=False)
                 hunks = [one.moved(0, start - one.other_start) for one, start in pairs]
                 links[view] = f"diff={len(contrasts)}"
-                name = f"step {step.index}, {step.place}: rollout → {view}"
                 sides = str(View.ROLLOUT), str(view)
+                name = f"step {step.index}, {step.place}: rollout → {view}"
                 base, other = streams[step.branch], self._track("", np.concatenate(parts))
                 contrasts.append(Contrast(base, other, hunks, sides, name, stop=len(step.rollout.ids)))
             table.append(_table_row(step, links))

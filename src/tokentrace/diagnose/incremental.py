@@ -109,7 +109,7 @@ def _mismatches(
         cause = Cause.UNKNOWN if b"".join(here.split()) != b"".join(there.split()) else Cause.WHITESPACE
         cause = Cause.BPE_REMERGE if here == there else cause
         owner = int(full.messages[hunk.other_start] if len(sides[1]) else owners[hunk.start])
-        texts = [quoted(tokenizer.decode(side.tolist())) for side in sides]
+        texts = [quoted(tokenizer.decode(side)) for side in sides]
         words, message = f"{texts[0]} where the full render has {texts[1]}", owner if owner >= 0 else None
         yield Finding(cause, message=message, words=words, position=hunk.start, tokens=len(sides[0]))
 

@@ -185,7 +185,8 @@ def _part(part: Any, default_type: str | None = None, strict: bool = False) -> A
     text = part.get(field)
     if isinstance(text, str) and not (strict and fields.keys() - NOISE - {"type", field}):
         return text
-    return ["part", _raw(sorted(item for item in fields.items() if item[0] not in _PART_NOISE))]
+    printed = {name: value for name, value in fields.items() if name not in _PART_NOISE}
+    return ["part", _raw(sorted(printed.items()))]
 
 
 def _is_reasoning(part: Any) -> bool:

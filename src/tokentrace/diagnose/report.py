@@ -132,8 +132,9 @@ class Report(ShowsItself):
     def _table(self, name: str) -> Table:
         ranked = self.ranked(name)
         total = self.total + self.counts["unreadable"] * (name == "unread")
-        kinds = ("places", "units", "tokens")
-        columns = {what: [getattr(one, what) for _, one in ranked] for what in kinds}
+        columns = {
+            what: [getattr(one, what) for _, one in ranked] for what in ("places", "units", "tokens")
+        }
         if columns["places"] == columns["units"]:
             del columns["places"]
         columns = {what: values for what, values in columns.items() if any(values)}

@@ -154,8 +154,9 @@ class CheckedRollout:
             return Relation.EXTENDS, tip, shared
         if any(np.array_equal(one.prompt, prompt) for one in self._calls):
             return Relation.REPEATS, tip, shared
-        sizes = ((len(one.stream), share) for other, share in pairs for one in other.calls)
-        ends = [size for size, share in sizes if size <= share]
+        ends = [
+            len(one.stream) for other, share in pairs for one in other.calls if len(one.stream) <= share
+        ]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
         last, requests, history = tip.calls[-1], {}, None

@@ -240,7 +240,8 @@ class RowChecker:
 class _Comparison:
     def __init__(self, checker: RowChecker, sample: Sample, row: IdsRow) -> None:
         assert sample.rendered is not None
-        self.checker, self.sample, self.row, self.rendered = checker, sample, row, sample.rendered
+        self.checker, self.vocabulary = checker, checker.vocabulary
+        self.sample, self.row, self.rendered = sample, row, sample.rendered
         self.ids, self.messages, self.other = sample.ids, sample.messages, row.ids[: row.stop]
         self.hunks = list(hunks(self.ids, self.other, 0, row.start))
 
@@ -300,7 +301,7 @@ class _Comparison:
         ours, theirs = better.sides(self.ids, self.other)
         cause = _ROW_CAUSES.get(match.cause, match.cause)
         if cause is Cause.BPE_REMERGE:
-            control = self.checker.vocabulary.is_control
+            control = self.vocabulary.is_control
             here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
             if here != there:
                 cause = Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL
@@ -328,7 +329,7 @@ class _Comparison:
         ends, other_ends = self._ends_turn(ours), self._ends_turn(theirs)
         ending = None not in (ends, other_ends)
         causes = {
-            Cause.NO_TOKEN: (theirs >= self.checker.vocabulary.size).any(),
+            Cause.NO_TOKEN: (theirs >= self.vocabulary.size).any(),
             Cause.TOOLS_MISSING: tools and tools == declared and 2 * len(theirs) < tools,
             Cause.BOS_MISSING: gone and not start and ours.tolist() == [bos_token],
             Cause.BOS_DOUBLED: bos and self.ids[0] == bos_token,
@@ -349,7 +350,7 @@ class _Comparison:
     def _ends_turn(self, ids: Ids) -> bool | None:
         """True if ids end a turn, False for white space, else None."""
         ends = self.checker.ends
-        solid = [index for index in ids.tolist() if self.checker.vocabulary.token_bytes(index).strip()]
+        solid = [index for index in ids.tolist() if self.vocabulary.token_bytes(index).strip()]
         return bool(ends.intersection(ids.tolist())) if ends.issuperset(solid) else None
 
     def finding(self, cause: Cause, hunk: Hunk) -> Finding:
@@ -364,7 +365,7 @@ class _Comparison:
             place = f"message {message} ({role}), {name}" if message >= 0 else "the template's own text"
         one, other = (quoted(self.rendered.tokenizer.decode(side[:256])) for side in (ours, theirs))
         size = f" ({len(ours):,} of {counted(len(self.ids))})" if cut else ""
-        outside = theirs[theirs >= self.checker.vocabulary.size]
+        outside = theirs[theirs >= self.vocabulary.size]
         words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"
         owner = message if message >= 0 else None
         return Finding(cause, "", owner, name, words, hunk.other_start, len(ours))
