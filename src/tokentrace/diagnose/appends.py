@@ -1,15 +1,12 @@
 """Does each next prompt begin with the stream so far, id for id?"""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from ..conversation.forms import MessageForm
 from ..conversation.messages import Messages
@@ -45,13 +42,12 @@ _CALLING = (
 """Reasoning, content and arguments. Every pair of values occurs."""
 NO_END = "the row ends before the model's stop token (final_stop=True adds it)"
 _ALTERED = " is not written verbatim"
-"""Follows a field's name."""
 _EXCERPT = 48
 _DECLARED = "with declared tools"
 _LONG = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
 _SPACED = f"\n {ANSWER} \n"
-_ARGUMENTS: Mapping[str, Any] = {
+_ARGUMENTS = {
     "object": {"key": "value"},
     "empty": {},
     "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
@@ -106,8 +102,6 @@ class AppendOutcome(StrEnum):
 
 
 class Where(WordedEnum):
-    """What differs: earlier text, the turn, or a token at their seam."""
-
     words: str
 
     PAST = "past", "earlier turns are rewritten"
@@ -195,7 +189,7 @@ def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
         return calling(*calls, **fields) if calls else fields
 
     results = [result(at + 1) for at in range(turn.append.calls)]
-    tools = (reply(TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments)), result())
+    tools = (reply(replace(turn, append=Append.TOOL, style=Style.PLAIN)), result())
     answer = (USER, reply(TurnForm(Append.USER, turn.reasoning)))
     histories: dict[str, tuple[Message, ...]] = {
         "": (USER,),
@@ -217,9 +211,7 @@ def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
 class AppendMatrix:
     def __init__(self, renderer: Renderer) -> None:
         policy, form = ControlPolicy.HF_COMPAT, MessageForm.ADAPT
-        self._renderer = replace(
-            renderer.silent(), past=Past.TEMPLATE, control_tokens=policy, messages=form
-        )
+        self._renderer = replace(renderer, past=Past.TEMPLATE, control_tokens=policy, messages=form)
         self._cache: dict[str, RenderedTokens] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
@@ -229,15 +221,13 @@ class AppendMatrix:
         cells = accepted or every[:1]
         worst = min(cells, key=lambda cell: (list(AppendOutcome).index(cell.outcome), -len(cell.flaws)))
         flaws = tuple(sorted({flaw for cell in cells for flaw in cell.flaws}))
-        return replace(
-            worst, flaws=flaws, holding=sum(cell.outcome is AppendOutcome.HOLDS for cell in cells)
-        )
+        outcomes = [cell.outcome for cell in cells]
+        return replace(worst, flaws=flaws, holding=outcomes.count(AppendOutcome.HOLDS))
 
     def blamed(self, cell: AppendCell) -> AppendCell:
         """Add the template's lines behind the breaks. This is slow."""
-        return replace(
-            cell, breaks=tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks)
-        )
+        breaks = (replace(one, blame=self._blame(cell, one)) for one in cell.breaks)
+        return replace(cell, breaks=tuple(breaks))
 
     def _blame(self, cell: AppendCell, one: AppendBreak) -> Blame | None:
         """The line of a break, best without the next prompt."""
@@ -245,9 +235,9 @@ class AppendMatrix:
             return None
         first, second = cell.requests[:2] if one.at_turn else cell.requests[1:]
         at = common_prefix(self._render(first).text, self._render(second).text)
-        find = functools.partial(find_blame, self._renderer.study(first.tools), first, at=at)
-        rewrites = one.where is Where.PAST
-        return find(second._replace(prompt=False), rewrites=rewrites) or find(second, rewrites=rewrites)
+        study, rewrites = self._renderer.study(first.tools), one.where is Where.PAST
+        find = functools.partial(find_blame, study, first, at=at, rewrites=rewrites)
+        return find(second._replace(prompt=False)) or find(second)
 
     def _accepts(self, case: AppendCell) -> bool:
         with contextlib.suppress(TokentraceError):
@@ -255,9 +245,8 @@ class AppendMatrix:
         return False
 
     def _render(self, request: Request) -> RenderedTokens:
-        key = json.dumps(request)
+        key, (messages, tools, prompt) = json.dumps(request), request
         if key not in self._cache:
-            messages, tools, prompt = request
             self._cache[key] = self._renderer.render(messages, tools=tools, add_generation_prompt=prompt)
         return self._cache[key]
 
@@ -301,14 +290,12 @@ class AppendMatrix:
             same = common_prefix(text, other.rendering.text)
             if at == 0 and same >= one.rendering.tail:
                 where = Where.SEAM if same == len(text) else Where.PROMPT
-            before, after = (
-                side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other)
-            )
+            texts = (side.rendering.text[side.position(token) :] for side in (one, other))
+            before, after = (text[:_EXCERPT] for text in texts)
             old, new = ([*one.lost, *one.dropped] for one in rendered[at : at + 2])
-            gone = {
-                _field(one, cell) for one in new if one not in old and (one.message or 0) < cell.index + at
-            }
-            yield AppendBreak(where, before, after, tuple(sorted(gone)), at_turn=at == 0)
+            lost = [one for one in new if one not in old and (one.message or 0) < cell.index + at]
+            gone = sorted({_field(one, cell) for one in lost})
+            yield AppendBreak(where, before, after, tuple(gone), at_turn=at == 0)
 
 
 def _field(lost: Lost, cell: AppendCell) -> str:
@@ -349,10 +336,8 @@ def with_ids(messages: Messages, study: TemplateStudy) -> tuple[Message, ...]:
 def text_from(rendering: Rendering, message: int, field: str) -> str:
     """A field's text, and all text of unknown origin."""
     names = {*REASONING_FIELDS} if field in REASONING_FIELDS else {field.replace("arguments", "tool_calls")}
-    fields = {("messages", message, name) for name in names} | {UNKNOWN[:3]}
-    return "".join(
-        text for text, _, origin in rendering.spans() if origin is not None and origin[:3] in fields
-    )
+    fields = {("messages", message, name) for name in names} | {UNKNOWN}
+    return "".join(text for text, _, origin in rendering.spans() if origin and origin[:3] in fields)
 
 
 def contains_text(text: str, output: str) -> bool:

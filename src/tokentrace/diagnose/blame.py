@@ -79,17 +79,16 @@ def find_blame(
     flips = flip_tests(study, second, other)
     lengths = [(common_prefix(one.text, flipped.text), test) for test, flipped in flips]
     length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
-    return (
-        Blame(test.part.line, test.part.source, not test.value) if length > at else _blame_writer(one, at)
-    )
+    if length <= at:
+        return _blame_writer(one, at)
+    return Blame(test.part.line, test.part.source, not test.value)
 
 
 def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:
     """Each test of a run, and the run in which its answer is flipped."""
     tests = ((number, event) for number, event in enumerate(run.events) if event.part.kind == TEST)
     for number, test in itertools.islice(tests, _FLIPS):
-        flipped = run_traced(study, request, forced={number: not test.value})
-        if flipped is not None:
+        if flipped := run_traced(study, request, forced={number: not test.value}):
             yield test, flipped
 
 
@@ -99,9 +98,8 @@ def _changed_test(one: TracedRun, other: TracedRun, at: int) -> tuple[int, Event
     start = max((offset for offset in offsets if offset <= at), default=0)
 
     def after(run: TracedRun) -> Iterator[tuple[int, Event]]:
-        return (
-            pair for pair in enumerate(run.events) if pair[1].offset >= start and pair[1].part.kind != SET
-        )
+        pairs = enumerate(run.events)
+        return (pair for pair in pairs if pair[1].offset >= start and pair[1].part.kind != SET)
 
     for (_, event), (number, changed) in zip(after(one), after(other), strict=False):
         if event[:2] != changed[:2]:
@@ -234,9 +232,8 @@ class _Instrument(NodeTransformer):
         source = self._lines[line].strip() if line < len(self._lines) else ""
         source = source if len(source) <= _QUOTED else f"… {_words(value)} …"
         self.parts.append(TemplatePart(number, kind, line, source))
-        return nodes.Call(
-            nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line
-        )
+        hook, arguments = nodes.Name(_HOOK, "load"), [nodes.Const(number), value]
+        return nodes.Call(hook, arguments, [], None, None, lineno=line)
 
 
 def _words(expression: nodes.Expr) -> str:

@@ -44,7 +44,7 @@ _OTHER_HEADS = {"[INST]": "user", "[SYSTEM_PROMPT]": "system", "[TOOL_RESULTS]":
 _ALIKE = 12
 """Texts that share this many characters count as continuing alike."""
 _HARMONY = Channels()
-REASONING_TAGS: tuple[tuple[str, str], ...] = (
+REASONING_TAGS = (
     *((frame.open, frame.close) for frame in REASONING.values() if frame is not None),
     (_HARMONY.opening(_HARMONY.reasoning), f"{_HARMONY.end}{_HARMONY.start}assistant"),
 )
@@ -53,7 +53,6 @@ _OPENING = 16
 _LITERAL = re.compile(
     r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)"
 )
-"""A JSON or Python literal in the place of a value."""
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
 _DECODER = json.JSONDecoder()
 _OPENERS = 64
@@ -97,6 +96,7 @@ class Case:
         )
         self.at = shared_text(self.ours, self.theirs)
         self.ended = hunk.start + reach >= len(stream)
+        self.start, self.other_start = hunk.start, hunk.other_start
         self.sides = hunk.sides(stream, prompt)
 
     def explain(self) -> Match:
@@ -117,8 +117,8 @@ class Case:
         ours, theirs = (f"{quoted(text)}{size}" for text, size in zip(texts, sizes, strict=True))
         role = self.roles[0] or self.roles[1]
         turn = f" in the turn of the {role}" if role and not self.completion else ""
-        if match.cause is Cause.UNKNOWN and self.hunk.other_start == len(self.prompt):
-            end = f"the prompt ends {counted(len(self.stream) - self.hunk.start)} before the stream"
+        if match.cause is Cause.UNKNOWN and self.other_start == len(self.prompt):
+            end = f"the prompt ends {counted(len(self.stream) - self.start)} before the stream"
             return f"{end}: the request was repeated, or goes back in history"
         meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
         return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
@@ -140,7 +140,7 @@ class Case:
 
     def token_at(self, character: int) -> int:
         size = len(self.ours[len(self.lead) : character].encode("utf-8", "surrogatepass"))
-        at = self.hunk.start
+        at = self.start
         while size > 0 and at < len(self.stream):
             size -= len(self.vocabulary.token_bytes(int(self.stream[at])))
             at += 1
@@ -153,7 +153,7 @@ class Case:
 
     def first_token(self) -> Match | None:
         """The first control token on one side only, with the same tokens after it."""
-        if self.hunk.start > 1 or min(len(self.stream), len(self.prompt)) < 2:
+        if self.start > 1 or min(len(self.stream), len(self.prompt)) < 2:
             return None
         pair = self.stream, self.prompt
         for (one, other), cause in ((pair, Cause.BOS_MISSING), (pair[::-1], Cause.BOS_ADDED)):
@@ -164,17 +164,15 @@ class Case:
 
     def remerge(self) -> Match | None:
         """Other tokens that spell the same bytes, with no changed text next to them."""
-        start, other_start = self.hunk.start, self.hunk.other_start
         sides = [[*map(self.vocabulary.token_bytes, side[:READ].tolist())] for side in self.sides]
         same = common_prefix(*(np.frombuffer(b"".join(side), np.uint8) for side in sides))
         ours, theirs = ([*accumulate(map(len, side))] for side in sides)
         for end in sorted({*ours} & {*theirs}):
-            at, other = start + bisect_left(ours, end) + 1, other_start + bisect_left(theirs, end) + 1
-            agree = at == len(self.stream) or np.array_equal(
-                self.stream[at : at + 1], self.prompt[other : other + 1]
-            )
+            at = self.start + bisect_left(ours, end) + 1
+            other = self.other_start + bisect_left(theirs, end) + 1
+            agree = self.stream[at : at + 1].tolist() in ([], self.prompt[other : other + 1].tolist())
             if 0 < end <= same and agree:
-                return Match(Cause.BPE_REMERGE, hunk=Hunk(start, at, other_start, other))
+                return Match(Cause.BPE_REMERGE, hunk=Hunk(self.start, at, self.other_start, other))
         return None
 
     def stripped_reasoning(self) -> Match | None:
@@ -191,23 +189,22 @@ class Case:
 
     def _up_to(self, end: int) -> Hunk:
         """The difference up to this token, or until both sides agree."""
-        start, at = self.hunk.start, self.hunk.other_start
+        start, at = self.start, self.other_start
         after = next(hunks(self.stream, self.prompt, end, at), Hunk(end, end, at, at))
         agree = (after.start, after.other_start) != (end, at)
         return Hunk(start, end, at, at) if agree else Hunk(start, after.stop, at, after.other_stop)
 
     def lost_completion(self) -> Match | None:
         """An empty stream, zeros, or a prompt without the last completion."""
-        at, last = self.hunk.start, next(reversed(self.completions), None)
-        following = self.prompt[self.hunk.other_start :][:8]
+        at, last = self.start, next(reversed(self.completions), None)
+        following = self.prompt[self.other_start :][:8]
         zeros = len(following) >= 4 and not following[:4].any() and self.stream[at : at + 4].all()
         if zeros or not len(self.stream):
             return Match(Cause.ZEROED_ANCHOR)
         if last is None or last[0] < at:
             return None
         opened = self.tokenizer.decode(self.stream[at : min(last[0], at + 64)]).strip()
-        if opened and opened not in {opening for opening, _ in self.reasoning}:
-            # the prompt may open reasoning
+        if opened and opened not in dict(self.reasoning):  # the prompt may open reasoning
             return None
         completion = self.stream[slice(*last)].tolist()
         solid = (index for index in following.tolist() if self.vocabulary.token_bytes(index).strip())
@@ -216,7 +213,7 @@ class Case:
         return Match(Cause.ZEROED_ANCHOR) if gone else None
 
     def stop_token(self) -> Match | None:
-        at, other = self.hunk.start, self.hunk.other_start
+        at, other = self.start, self.other_start
         end = len(self.stream) if self.region is None else self.completion[1] if self.completion else -1
         if at != end - 1 or other == len(self.prompt):
             return None
@@ -231,7 +228,7 @@ class Case:
         heads = np.flatnonzero(np.isin(self.stream, self.heads.heads))
         last = heads[-1] if len(heads) else len(self.stream)
         for stream in (self.stream, self.stream[:last]):  # the last turn may be rendered another way
-            whole = up_to_shared_end(stream, self.prompt, self.hunk.start)
+            whole = up_to_shared_end(stream, self.prompt, self.start)
             if whole is not None and self._has_fewer_turns(whole, 1):
                 return Match(Cause.COMPACTION, hunk=whole)
         ours, theirs = self.sides
@@ -240,7 +237,7 @@ class Case:
         return Match(Cause.COMPACTION) if cut or self._has_fewer_turns(self.hunk, 2) else None
 
     def cut_short(self) -> Match | None:
-        whole = Hunk(self.hunk.start, len(self.stream), self.hunk.other_start, len(self.prompt))
+        whole = Hunk(self.start, len(self.stream), self.other_start, len(self.prompt))
         return Match(Cause.COMPACTION, hunk=whole) if self._has_fewer_turns(whole, 2) else None
 
     def _has_fewer_turns(self, hunk: Hunk, least: int) -> bool:
@@ -252,9 +249,8 @@ class Case:
 
     def changed_tools(self) -> Match | None:
         """Different or missing tools where the renderer's template declares them."""
-        if self.completion or (INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
-            return None  # other messages may mention tools
-        if self.model is self.tokenizer:
+        others = INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles  # they may mention tools
+        if others or self.completion or self.model is self.tokenizer:
             return None
         opening: str = self.model.cache.once(("tools opening",), lambda: _before_tools(self.model))
         pattern, start = self.vocabulary.control_pattern, self.lead.rfind(opening)
@@ -269,9 +265,8 @@ class Case:
     def boolean(self) -> Match | None:
         """A JSON literal on one side and its Python form on the other, as a value."""
         near = (_LITERAL.finditer(text, max(0, self.at - 80)) for text in (self.ours, self.theirs))
-        one, other = (
-            next((match for match in matches if match.end(1) >= self.at), None) for matches in near
-        )
+        after = ((match for match in matches if match.end(1) >= self.at) for matches in near)
+        one, other = (next(matches, None) for matches in after)
         if one is None or other is None or not one.start(1) == other.start(1) <= self.at:
             return None
         ours, theirs = one[1], other[1]
@@ -295,9 +290,9 @@ class Case:
         """A call of the turn that the prompt changes or lacks."""
         if self.model is self.tokenizer or (self.completion is None and self.region is not None):
             return None
-        heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads)).tolist()
-        start, stop = self.completion or ([0, *heads][-1], self._turn_stop(self.stream, self.hunk.start))
-        other_stop = self._turn_stop(self.prompt, self.hunk.other_start)
+        heads = np.flatnonzero(np.isin(self.stream[: self.start], self.heads.heads)).tolist()
+        start, stop = self.completion or ([0, *heads][-1], self._turn_stop(self.stream, self.start))
+        other_stop = self._turn_stop(self.prompt, self.other_start)
         sides = self.stream[start:stop], self.prompt[start:other_stop]
         turns = (self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides)
         ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
@@ -342,10 +337,9 @@ def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[s
 def _before_tools(renderer: Renderer) -> str:
     """What the template writes before the first tool. Raises TokentraceError."""
     spans = [*renderer.silent().render([USER], tools=TOOLS).rendering.spans()]
-    start = next(
-        (at for at, span in enumerate(spans) if span[2] is not None and span[2].source == "tools"), 0
-    )
-    return "".join(text for text, *_ in spans[:start]).strip()[-_OPENING:]
+    sources = [origin and origin.source for *_, origin in spans]
+    before = spans[: sources.index("tools")] if "tools" in sources else []
+    return "".join(text for text, *_ in before).strip()[-_OPENING:]
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:

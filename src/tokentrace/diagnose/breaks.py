@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
 from ..show.alignment import Hunk, hunks
@@ -20,6 +19,7 @@ from .break_checks import Case
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain, shared_prefix
+from .records import Line, Mask
 
 _LATER = 8
 _CONTEXT = frozenset(
@@ -65,13 +65,10 @@ class Break(ShowsItself):
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         later = ", ".join(dict.fromkeys(map(str, self.later)))
         region = f" ({self.region})" if self.region else ""
-        summary = [
-            f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}",
-            self.words,
-        ]
+        place = f"break at token {self.position:,} of {len(self.stream):,}{region}"
+        summary = [f"{place}: {self.cause}", self.words]
         summary += [f"further on: {later}"] * bool(later) + [f"to do: {self.advice}"]
-        contrasts = [self.contrast()]
-        title = f"Break: {self.cause}"
+        title, contrasts = f"Break: {self.cause}", [self.contrast()]
         return Document(title, "tokentrace check", summary=summary, tone="bad", contrasts=contrasts)
 
 
@@ -80,7 +77,7 @@ def explain_break(
     next_prompt: Sequence[int] | Ids,
     tokenizer: Any,
     *,
-    sampled: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+    sampled: Sequence[bool] | Mask | None = None,
     anchor: Sequence[int] | Ids | None = None,
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
@@ -126,10 +123,8 @@ def explain_break(
     anchored = ours if anchor is None else check_ids(anchor, "anchor", error=TrajectoryError)
     same = common_prefix(anchored, ours)
     if same <= position and same < len(ours) and not anchored[same:].any():
-        words = (
-            f"the client's anchor has {same:,} of {len(ours):,} ids; it rendered the history again: {cause}"
-        )
-        cause = Cause.ZEROED_ANCHOR
+        words = f"the client's anchor has {same:,} of {len(ours):,} ids"
+        cause, words = Cause.ZEROED_ANCHOR, f"{words}; it rendered the history again: {cause}"
     hunk = match.hunk or case.hunk
     later = [
         Case(ours, theirs, tokenizer, one, mask, reach=4096).explain().cause
@@ -140,15 +135,11 @@ def explain_break(
     return Break(cause, words, position, *ranges, case.region, tuple(later), ours, theirs, case.tokenizer)
 
 
-def _prove(
-    cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> tuple[Cause, str]:
+def _prove(cause: Cause, words: str, before: Line, after: Line) -> tuple[Cause, str]:
     change = conversation_change(before, after)
     if change is not None:
-        vague = change.cause is Cause.RETRY or (
-            change.cause is Cause.SUB_AGENT and cause is not Cause.UNKNOWN
-        )
-        return (cause, words) if vague else (change.cause, change.words)
+        vague = {Cause.RETRY} if cause is Cause.UNKNOWN else {Cause.RETRY, Cause.SUB_AGENT}
+        return (cause, words) if change.cause in vague else (change.cause, change.words)
     no_tools = before.get("tools") is None and after.get("tools") is None
     if cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (cause is Cause.CHANGED_TOOLS and no_tools):
         return cause, words
@@ -156,9 +147,7 @@ def _prove(
     return Cause.UNKNOWN, words
 
 
-def conversation_change(
-    before: Mapping[str, Any], after: Mapping[str, Any], recent: Sequence[Sequence[Any]] = ()
-) -> Finding | None:
+def conversation_change(before: Line, after: Line, recent: Sequence[Sequence[Any]] = ()) -> Finding | None:
     """What changed in messages and tools between two requests; None if nothing did."""
     try:
         recorded, sent = before.get("messages") or (), after.get("messages") or ()

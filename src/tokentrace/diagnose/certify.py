@@ -28,17 +28,15 @@ from .facts import TemplateFacts, find_facts, probe_renderings
 from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
 _MAX_TEXT = 200_000
-"""Characters that a template may write around one question."""
 _MAX_VARIABLES = 12
 _VALUE = "PROBEVALUE"
 _BRIDGED = "bridged"
-SIGNS: Mapping[Grade | None, Cell] = {
+SIGNS = {
     Grade.HOLDS: Cell("✓", "good"),
     Grade.PARTLY: Cell("◐", "poor"),
     Grade.FAILS: Cell("✗", "bad"),
     None: Cell("−", "dim"),
 }
-
 _Row = Sequence[str | Cell]
 
 
@@ -92,10 +90,10 @@ class AuditReport(ShowsItself):
             "dialect of calls": f"{self.dialect or 'none known'}{calls}",
             "notes on the grammar": self.grammar.notes,
             "appends that break": self.bridging,
-            **{
-                f"with {name}": {one.use: one.grade for one in each} for name, each in self.switches.items()
-            },
         }
+        for name, each in self.switches.items():
+            facts[f"with {name}"] = {one.use: one.grade for one in each}
+        known = [(name, _words(value)) for name, value in facts.items()]
         settings = [f"{name}={value!r}" for name, value in self.settings.items()]
         return Document(
             f"Audit of {self.name}",
@@ -107,19 +105,13 @@ class AuditReport(ShowsItself):
                 Table("What it is safe for", ["", " "], verdicts, words=2, code=True),
                 _overview([self]),
                 *[Table("What goes wrong", ["", " "], findings, words=2, code=True)] * bool(findings),
-                Table(
-                    "What else is known",
-                    ["", " "],
-                    [*zip(facts, map(_words, facts.values()), strict=True)],
-                    words=2,
-                ),
+                Table("What else is known", ["", " "], known, words=2),
             ],
         )
 
     def __repr__(self) -> str:
-        return (
-            f"AuditReport({self.name!r}, {', '.join(f'{one.use}: {one.grade}' for one in self.verdicts)})"
-        )
+        grades = ", ".join(f"{one.use}: {one.grade}" for one in self.verdicts)
+        return f"AuditReport({self.name!r}, {grades})"
 
 
 def audits_document(reports: Sequence[AuditReport]) -> Document:
@@ -151,11 +143,9 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
         yield from (("had", repr(one.before)), ("has", repr(one.after)))
     yield ["", Cell("the smallest conversation that shows it:", "dim")]
     for at, message in enumerate(cell.messages):
-        words = ", ".join(
-            f"{name} {value!r}" for name, value in message.items() if value and name != "role"
-        )
+        texts = (f"{name} {value!r}" for name, value in message.items() if value and name != "role")
         appended = at > cell.index
-        yield [f"{' +'[appended]} {message['role']}", Cell(words, "good" * appended)]
+        yield [f"{' +'[appended]} {message['role']}", Cell(", ".join(texts), "good" * appended)]
 
 
 def _words(value: Any) -> str:
@@ -182,13 +172,11 @@ def _conclude(
     broken = sum(bridging.values())
     options = ["--past expand"] * bool(broken) + ["--final-stop"] * facts.last_turn_without_stop
     with_them = f" with {listed(options)}" if options else ""
-    ends = facts.last_turn_without_stop and all(
-        NO_END in words and "; " not in words for words in turn.against
-    )
+    only_ends = all(NO_END in words and "; " not in words for words in turn.against)
     lines = sorted({one.line for one in facts.altered if one.line is not None and not one.dropped})
     if row.grade is Grade.HOLDS:
         sft, options = f"safe{scope or ' as it is'}", []
-    elif turn.grade is Grade.HOLDS or ends:
+    elif turn.grade is Grade.HOLDS or (facts.last_turn_without_stop and only_ends):
         sft = f"safe{with_them}{scope}"
     elif lines:
         sft = f"not safe until you stop line{'s' * (len(lines) > 1)} {listed(lines)} from altering texts"
@@ -225,22 +213,20 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     question = study.probe((USER,), prompt=True)
     if question is not None and len(question.text) > _MAX_TEXT:
         problem = f"the template writes {len(question.text):,} characters around one question"
-        raise TemplateLimitError(
-            f"{problem}; an audit renders hundreds of questions and allows {_MAX_TEXT:,}"
-        )
+        limit = f"an audit renders hundreds of questions and allows {_MAX_TEXT:,}"
+        raise TemplateLimitError(f"{problem}; {limit}")
     cells = [matrix.blamed(matrix.cell(form)) for form in turns()]
     facts = find_facts(renderer)
-    groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
-    broken = [cell for cell in judged(cells, facts) if cell.breaks and cell.append is not Append.ASSISTANT]
+    asked = judged(cells, facts)
+    groups = {append: [cell for cell in asked if cell.append is append] for append in Append}
+    broken = [cell for cell in asked if cell.breaks and cell.append is not Append.ASSISTANT]
     bridging = dict(Counter(_bridge(renderer, cell) for cell in broken).most_common())
     switches, refused = _run_switches(renderer, study)
-    verdicts = list(judge(cells, facts))
+    verdicts = judge(cells, facts)
     for at, one in enumerate(verdicts):
         holding = (setting for setting, each in switches.items() if each[at].grade is Grade.HOLDS)
         verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
-    skipped = (
-        f"variables not tried, since the template fails on a plain question with them: {listed(refused)}"
-    )
+    skipped = "variables not tried, since the template fails on a plain question with them"
     grammar, kwargs = renderer.grammar(TOOLS), dict(renderer.template_kwargs)
     name = name or PurePath(renderer.tokenizer.name).name or renderer.family
     typed = [f"--kwargs {shlex.quote(f'{key}={value}')}" for key, value in kwargs.items()]
@@ -260,7 +246,7 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
         cells=cells,
         switches=switches,
         bridging=bridging,
-        notes=[skipped] * bool(refused),
+        notes=[f"{skipped}: {listed(refused)}"] * bool(refused),
     )
 
 
@@ -279,18 +265,14 @@ def _bridge(renderer: Renderer, cell: AppendCell) -> str:
         return str(error)
 
 
-def _run_switches(
-    renderer: Renderer, study: TemplateStudy
-) -> tuple[dict[str, tuple[Verdict, ...]], list[str]]:
+def _run_switches(renderer: Renderer, study: TemplateStudy) -> tuple[dict[str, list[Verdict]], list[str]]:
     """The verdicts with settings that change a probe; and variables that fail."""
-    audits: dict[str, tuple[Verdict, ...]] = {}
+    audits: dict[str, list[Verdict]] = {}
     refused, plain = [], _texts(study)
     forms = [form for form in turns() if form.arguments == "object"]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
     for name, values in _variables(renderer, study).items():
-        switched = {
-            f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values
-        }
+        switched = {f"{name}={value!r}": renderer.with_variables({name: value}) for value in values}
         studies = [other.study(TOOLS) for other in switched.values()]
         if any(one.readable((SYSTEM, USER), tools, True) is None for one in studies for tools in writes):
             refused.append(name)
@@ -302,7 +284,7 @@ def _run_switches(
 
 
 def _texts(study: TemplateStudy) -> list[str]:
-    return ["" if rendering is None else rendering.text for rendering in probe_renderings(study)]
+    return ["" if one is None else one.text for one in probe_renderings(study)]
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
@@ -322,7 +304,7 @@ def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]
     names -= {name.name for name in stored if name.ctx == "store"}
     probes = itertools.product(names, (False, True))
     renderings = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name, tools in probes)
-    printed = {name for name, rendering in renderings if rendering is not None and _VALUE in rendering.text}
+    printed = {name for name, one in renderings if one is not None and _VALUE in one.text}
     names -= printed - compared.keys()
     choices = {name: dict.fromkeys(compared.get(name, (False, True))) for name in sorted(names)}
     chosen = itertools.islice(choices.items(), _MAX_VARIABLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ from .message_keys import NOISE, Key, Message, meaning, next_key, shared_prefix
 from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, tells_of_call
 
 Rules = Sequence[tuple[Any, Cause]]
-
 INSTRUCTIONS = frozenset({"system", "developer"})
 TASK_OF_A_CALL = "a call in another conversation gave it this task"
 _FEW_WORDS = 6
@@ -35,9 +35,8 @@ def find_cause(
             words = f"the request goes back to an earlier point and leaves out the last {dropped} messages"
         return Finding(Cause.RETRY, words=words)
     if shared == len(recorded):
-        return Finding(
-            Cause.RETRY, message=shared, words="the conversation continues from an earlier point"
-        )
+        words = "the conversation continues from an earlier point"
+        return Finding(Cause.RETRY, message=shared, words=words)
     opening = all(_is_instruction(message) for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, recent)
@@ -60,8 +59,8 @@ def changed_message(at: int, new: Message, old: Message) -> Finding:
 
 
 def changed_tools(
-    sent: Sequence[Message] | None,
-    recorded: Sequence[Message] | None,
+    sent: Messages | None,
+    recorded: Messages | None,
     variables: Mapping[str, Any] | None = None,
     recorded_variables: Mapping[str, Any] | None = None,
 ) -> Finding:
@@ -74,10 +73,8 @@ def changed_tools(
         "changed tools": [name for name in ours if name in theirs and ours[name] != theirs[name]],
         "template variables": sorted(name for name in {*now, *before} if now.get(name) != before.get(name)),
     }
-    named = (
-        f"{what}: {', '.join(one[:60] for one in names[:9])}" for what, names in changes.items() if names
-    )
-    text = "; ".join(named)
+    cut = ((what, [one[:60] for one in names[:9]]) for what, names in changes.items() if names)
+    text = "; ".join(f"{what}: {', '.join(names)}" for what, names in cut)
     words = f"the same conversation: {text or 'the tools are in another order, or formatted differently'}"
     return Finding(Cause.CHANGED_TOOLS, words=words)
 
@@ -225,7 +222,8 @@ class _Divergence:
 def _is_task(question: Message, conversations: Iterable[Messages]) -> bool:
     """True if a question is the argument of a recorded call."""
     task = text_of(question).strip() if question.get("role") == "user" else ""
-    calls = (call for messages in conversations for message in messages for call in _calls(message))
+    messages = itertools.chain.from_iterable(conversations)
+    calls = itertools.chain.from_iterable(map(_calls, messages))
     texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
     is_task = (text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
     return len(task) >= _DISTINCT and any(is_task)

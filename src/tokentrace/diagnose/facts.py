@@ -100,7 +100,7 @@ def find_facts(renderer: Renderer) -> TemplateFacts:
         {role: tuple(form for form in _FORMS if getattr(forms.content(role), form)) for role in read},
         tuple(form for form, accepted in arguments.items() if accepted and calls.are_shown),
         calls.are_shown,
-        forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
+        any(forms.shows_reasoning(tools, False) for tools in (False, True)),
         tuple(_forgeable(study)),
         _system(study),
         *_changes(study),
@@ -111,10 +111,7 @@ def find_facts(renderer: Renderer) -> TemplateFacts:
 def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
     """The stop tokens, and whether last and past turns may lack one."""
     last, past = set[int | None](), set[int | None]()
-    for messages, tools in (
-        ([USER, REPLY, USER, REPLY], None),
-        ([USER, calling(), result(), REPLY], TOOLS),
-    ):
+    for messages, tools in (((*CONTINUED, REPLY), None), ((*RETURNED, REPLY), TOOLS)):
         try:
             stops = [turn.stop_token for turn in renderer.render(messages, tools=tools).turns]
         except TokentraceError:
@@ -123,23 +120,20 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
         past.update(stops[:-1])
     trained, ends = last | past, renderer.turn_stop_ids()
     heads = renderer.study().endings(False).heads | renderer.study(TOOLS).endings(True).heads
-    ids = renderer.get_stop_token_ids()
-    tokens = (
-        StopToken(one, renderer.decode([one]), one in trained, one in ends, one in heads) for one in ids
-    )
+    texts = [(one, renderer.decode([one])) for one in renderer.get_stop_token_ids()]
+    tokens = (StopToken(one, text, one in trained, one in ends, one in heads) for one, text in texts)
     return tuple(tokens), None in last, None in past
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
-    for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
-        yield from (
-            study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True)
-        )
+    conversations = (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS)
+    cases = itertools.product(conversations, (False, True), (False, True))
+    return itertools.starmap(study.readable, cases)
 
 
 def _forgeable(study: TemplateStudy) -> Iterator[str]:
     """The scaffold's control tokens that a user message can spell."""
-    encodings = (study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None)
+    encodings = (study.encode(one) for one in probe_renderings(study) if one is not None)
     for index in dict.fromkeys(index for one in encodings for index in one.ids[one.control].tolist()):
         text = study.tokenizer.vocabulary.added[index].text
         rendering = study.probe([{"role": "user", "content": f"a {text} b"}])

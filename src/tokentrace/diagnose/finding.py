@@ -55,7 +55,6 @@ class Cause(WordedEnum):
     STRIPPED_REASONING = "stripped_reasoning", "", "The reasoning of a past turn is gone.", _PRESERVE
     ZEROED_ANCHOR = "zeroed_anchor", "zeroed anchor after truncation", "The client lost some ids.", _KEEP
     UNKNOWN = "unknown", "", "No known cause", _COMPARE
-
     # What an agent did to the conversation.
     REWRITTEN_CALL = "rewritten_call", "rewritten tool call", "The model did not write this call.", _REPAIR
     CHANGED_TOOLS = (
@@ -88,7 +87,6 @@ class Cause(WordedEnum):
         "The conversation continues, but the template would rewrite what was sampled.",
     )
     AMBIGUOUS = "ambiguous", "", "Several recorded turns match the request and differ in their tokens."
-
     # A row of ids is not the one that the template gives for its conversation.
     BOS_DOUBLED = "bos_doubled", "BOS token doubled"
     BOS_ADDED = "bos_added", "BOS token added", "", _ENCODER
@@ -104,7 +102,6 @@ class Cause(WordedEnum):
     CONTROL_AS_TEXT = "control_as_text", "control token spelled as text"
     TEXT_AS_CONTROL = "text_as_control", "text turned into a control token"
     CUT = "cut"
-
     # Ids, masks and logprobs that contradict each other.
     NO_TOKEN = "no_token", "an id that the vocabulary does not have", "", _ENCODER
     NOTHING_SAMPLED = "nothing_sampled", "a call that sampled nothing"

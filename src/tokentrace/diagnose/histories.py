@@ -41,7 +41,6 @@ _NAMES = {
 }
 _SHORT = 40
 _COLUMNS = [("ids", np.int32), ("messages", np.int32), ("fields", np.object_)]
-
 Rows = npt.NDArray[np.void]
 """Tokens, with the columns ``ids``, ``messages`` (-1 for none) and ``fields``."""
 
@@ -118,10 +117,9 @@ class Step:
     def compare(self, left: View | str, right: View | str) -> Sequence[Hunk] | None:
         """Where the ids of two views differ; None if one lacks the turn."""
         pair = View(left), View(right)
-        swapped = self.differences.get(pair[::-1])
-        return (
-            self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]
-        )
+        if (swapped := self.differences.get(pair[::-1])) is not None:
+            return [Hunk(*one[2:], *one[:2]) for one in swapped]
+        return self.differences.get(pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +200,10 @@ class HistoryReport(ShowsItself):
                 tokens[message] = max(tokens[message], change.rollout or change.view)
             pairs = {pair for *_, change in group for pair in change.texts}
             is_short = len(pairs) == 1 and verb == "changes" and max(map(len, *pairs)) <= _SHORT
-            messages, steps = (
-                tuple(sorted(set(column))) for column in (tokens, [step for step, *_ in group])
-            )
+            messages, steps = tuple(sorted(tokens)), tuple(sorted({step for step, *_ in group}))
             texts = pairs.pop() if is_short else None
-            findings.append(
-                HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts)
-            )
+            found = HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts)
+            findings.append(found)
         findings.sort(key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
         return tuple(findings)
 
@@ -228,9 +223,8 @@ class HistoryReport(ShowsItself):
                 theirs[place] += there[key]
             one, other = (self.row.tokenizer.decode(side["ids"]) for side in sides)
             texts[*main, in_turn].add((one, other))
-        yield from (
-            (*place, _Change(ours[place], theirs[place], frozenset(texts[place]))) for place in ours
-        )
+        for place in ours:
+            yield *place, _Change(ours[place], theirs[place], frozenset(texts[place]))
 
     @property
     def summary(self) -> str:
@@ -249,7 +243,7 @@ class HistoryReport(ShowsItself):
         return "\n".join(lines) or same
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data. A step's rollout and training are prefixes of its branch and the row."""
+        """A step's rollout and training are prefixes of its branch and the row."""
         return {
             "equal": self.equal,
             "summary": self.summary.split("\n"),
@@ -289,13 +283,11 @@ class HistoryReport(ShowsItself):
                     continue
                 parts = [step.views[view].rows[one.other_start : one.other_stop] for one in hunks]
                 starts = itertools.accumulate(map(len, parts), initial=0)
-                shifts = (start - one.other_start for one, start in zip(hunks, starts, strict=False))
-                hunks = [one.moved(0, shift) for one, shift in zip(hunks, shifts, strict=True)]
+                pairs = zip(hunks, starts, strict=False)
+                hunks = [one.moved(0, start - one.other_start) for one, start in pairs]
                 links[view] = f"diff={len(contrasts)}"
-                name, sides = (
-                    f"step {step.index}, {step.place}: rollout → {view}",
-                    (str(View.ROLLOUT), str(view)),
-                )
+                sides = str(View.ROLLOUT), str(view)
+                name = f"step {step.index}, {step.place}: rollout → {view}"
                 base, other = streams[step.branch], self._track("", np.concatenate(parts))
                 contrasts.append(Contrast(base, other, hunks, sides, name, stop=len(step.rollout.ids)))
             table.append(_table_row(step, links))
@@ -313,9 +305,8 @@ class HistoryReport(ShowsItself):
 
     def _track(self, name: str, rows: Rows) -> Track:
         ids, messages, fields = (rows[key] for key, _ in _COLUMNS)
-        hues = [
-            hue_of(self.row.role(message), path) for message, path in zip(messages, fields, strict=True)
-        ]
+        owners = zip(messages, fields, strict=True)
+        hues = [hue_of(self.row.role(message), path) for message, path in owners]
         columns = token_columns(self.row.tokenizer, ids)
         roles = [str(message["role"]) for message in self.row.conversation]
         return Track(name, ids, np.array(hues, np.uint8), messages, **columns, fields=fields, roles=roles)
@@ -391,10 +382,8 @@ class _Walk:
             views = {View.PRODUCTION: production, View.ROLLOUT: stream}
             if message is None:
                 views[View.TRAINING] = ViewTokens(row, len(row))
-            elif message in self.turns:
-                views[View.TRAINING] = ViewTokens(
-                    row[: self.turns[message].stop], self.turns[message].start
-                )
+            elif (trained := self.turns.get(message)) is not None:
+                views[View.TRAINING] = ViewTokens(row[: trained.stop], trained.start)
             pairs = itertools.combinations(views.items(), 2)
             differences = {(one, other): [*left.differing(right)] for (one, left), (other, right) in pairs}
             yield Step(index, message, views, refusal, branch, differences)
@@ -411,9 +400,8 @@ class _Walk:
     def _continued(self, stream: ViewTokens, last: int, at: int, production: Rows) -> Rows | BridgeRefusal:
         prompt, completion = stream.ids[: stream.prompt], stream.ids[stream.prompt :]
         if not len(completion):
-            return BridgeRefusal(
-                RefusalReason.NO_TURN_END, f"the template writes no turn for message {last}"
-            )
+            problem = f"the template writes no turn for message {last}"
+            return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
         new, before = self.messages[last + 1 : at], self.messages[:last]
         bridged = self.renderer.bridge(prompt, completion, new, tools=self.tools, messages=before)
         if isinstance(bridged, BridgeRefusal):

@@ -1,7 +1,7 @@
 """Fixed-base and delta tokenization, for comparison with a full render."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -109,7 +109,7 @@ def _mismatches(
         cause = Cause.UNKNOWN if b"".join(here.split()) != b"".join(there.split()) else Cause.WHITESPACE
         cause = Cause.BPE_REMERGE if here == there else cause
         owner = int(full.messages[hunk.other_start] if len(sides[1]) else owners[hunk.start])
-        texts = [quoted(tokenizer.decode(side.tolist())) for side in sides]
+        texts = [quoted(tokenizer.decode(side)) for side in sides]
         words, message = f"{texts[0]} where the full render has {texts[1]}", owner if owner >= 0 else None
         yield Finding(cause, message=message, words=words, position=hunk.start, tokens=len(sides[0]))
 
@@ -134,10 +134,7 @@ class _Pieces:
         )
         start = next(replies, len(roles))
         prompted = start < len(roles)
-        first = self.renderer.render(
-            self.messages[:start], tools=self.tools, add_generation_prompt=prompted
-        )
-        yield _Piece(first.ids)
+        yield _Piece(self._render(self.messages[:start], prompted).ids)
         while start < len(roles):
             stop = start + 1
             while roles[start] in RESULT_ROLES and stop < len(roles) and roles[stop] in RESULT_ROLES:
@@ -146,6 +143,9 @@ class _Pieces:
                 yield self._piece(start, start)
             yield self._piece(start, stop)
             start, prompted = stop, False
+
+    def _render(self, messages: Messages, prompt: bool) -> RenderedTokens:
+        return self.renderer.render(messages, tools=self.tools, add_generation_prompt=prompt)
 
     def _piece(self, start: int, stop: int) -> _Piece:
         """What messages add; for none, the generation prompt."""
@@ -176,9 +176,9 @@ class _Pieces:
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
         """What a unit adds, and the number of possible problems."""
-        render, vocabulary = self.renderer.render, self.renderer.tokenizer.vocabulary
-        before = render(context, tools=self.tools, add_generation_prompt=sampled).text
-        after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit).rendering
+        vocabulary = self.renderer.tokenizer.vocabulary
+        before = self._render(context, sampled).text
+        after = self._render([*context, *unit], not unit).rendering
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
         rewrites, repeats = not after.text.startswith(before), any(origin in base for *_, origin in spans)
@@ -195,7 +195,7 @@ class _Pieces:
             yield self.messages[:start]
             return
         yield from ([SYSTEM, USER], [USER])
-        answers: list[Mapping[str, Any]] = [ASSISTANT] if role not in ("", "assistant") else []
+        answers: Messages = [ASSISTANT] if role not in ("", "assistant") else []
         if role in RESULT_ROLES:
             calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
             called = {call.get("id"): (call.get("function") or call).get("name") for call in calls}

@@ -21,7 +21,6 @@ Key = bytes
 """A digest of a conversation, with its tools and template variables."""
 Meaning = Callable[[Message], Any]
 """Reduces a message to what counts."""
-
 _PART_NOISE = {"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"}
 NOISE = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
 """Fields that agents change, and that no template prints. A part's id names a file."""
@@ -186,10 +185,8 @@ def _part(part: Any, default_type: str | None = None, strict: bool = False) -> A
     text = part.get(field)
     if isinstance(text, str) and not (strict and fields.keys() - NOISE - {"type", field}):
         return text
-    return [
-        "part",
-        _raw(sorted((name, value) for name, value in fields.items() if name not in _PART_NOISE)),
-    ]
+    printed = {name: value for name, value in fields.items() if name not in _PART_NOISE}
+    return ["part", _raw(sorted(printed.items()))]
 
 
 def _is_reasoning(part: Any) -> bool:

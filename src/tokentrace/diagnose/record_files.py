@@ -24,7 +24,6 @@ _FIRST_LINES = 100
 """One of these lines must have a known shape."""
 _SQLITE = b"SQLite format 3\0"
 _RUN_STORE = "rollouts.db"
-
 Progress = Callable[[float, float], None]
 Note = Callable[[str], None]
 
@@ -66,10 +65,8 @@ def holds_rollouts(name: str) -> bool:
         return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:
         if not any(column in line for column in IDS) and has_conversation(line):
-            problem = (
-                "holds conversations, not ids: use tokentrace render, tokentrace tokenize or audit --on"
-            )
-            raise InputError(f"{name} {problem}") from None
+            advice = "use tokentrace render, tokentrace tokenize or audit --on"
+            raise InputError(f"{name} holds conversations, not ids: {advice}") from None
         return False
 
 
@@ -128,11 +125,10 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, cause: str = "", 
     first = next(one for one in trajectory.turns(turn.branch) if one.branch == turn.branch)
     cause = (cause or trajectory.branches[turn.branch].cause) if first.write == turn.write else ""
     place = f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else "")
-    stream, temperature = trajectory.stream(turn.branch), as_float((turn.sampling or {}).get("temperature"))
+    request["temperature"] = as_float((turn.sampling or {}).get("temperature"))
+    stream = trajectory.stream(turn.branch)[: turn.stop]
     logprobs = None if turn.tokens.logprobs is None else turn.tokens.logprobs.astype(np.float64)
-    return Call(
-        stream[: turn.stop], turn.start, place, logprobs, **request, recorded=cause, temperature=temperature
-    )
+    return Call(stream, turn.start, place, logprobs, recorded=cause, **request)
 
 
 def _read_store(name: str, note: Note) -> Iterator[Rollout]:
@@ -175,11 +171,8 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
 
 def _read_source(source: Source, progress: Progress, note: Note) -> Iterator[Rollout]:
     note(f"{source.name}: {_recognise(source)}")
-    neighbours = itertools.groupby(read_rows(source), key=_key)
-    groups = (
-        _line_groups(source) if source.format is Format.LINES else (list(rows) for _, rows in neighbours)
-    )
-    for rows in groups:
+    neighbours = (list(rows) for _, rows in itertools.groupby(read_rows(source), key=_key))
+    for rows in _line_groups(source) if source.format is Format.LINES else neighbours:
         lines = []
         for row in rows:
             if isinstance(row.value, Mapping):

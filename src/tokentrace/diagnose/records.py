@@ -1,7 +1,7 @@
 """Recorded rollouts in one form: calls of an engine, and training rows built from them.
 
 Anywhere in a line of a dump, an object with a prompt and a completion is a call; one with ids and a mask, labels
-or logprobs is a row. Four frameworks need more: verifiers, NeMo Gym, OpenEnv, TRL.
+or logprobs is a row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from .finding import Cause, Finding
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Line = Mapping[str, Any]
-
 IDS = ("input_ids", "token_ids", "ids", "tokens")
 PROMPTS = ("prompt_ids", "prompt_token_ids")
 COMPLETIONS = (
@@ -221,9 +220,8 @@ class Fields:
         scores, calls, where = self.logprobs(sampled, sizes), [], self.where()
         for start, stop in runs(sampled):
             logprobs = None if scores is None else scores[start:stop]
-            calls.append(
-                Call(ids[:stop], start, where, logprobs, None if mask is None else mask[:stop], **more)
-            )
+            trained = None if mask is None else mask[:stop]
+            calls.append(Call(ids[:stop], start, where, logprobs, trained, **more))
         return calls
 
     def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Line] = ()) -> None:
@@ -281,9 +279,8 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
         columns = {name: values for name, values in columns.items() if isinstance(values, list)}
         columns["response_ids"] = columns.pop("completion_ids", [])
         if len({len(values) for values in columns.values()}) > 1:
-            raise InputError(
-                "the lists differ in length; each needs one entry per rollout", field="prompt_ids"
-            )
+            problem = "the lists differ in length; each needs one entry per rollout"
+            raise InputError(problem, field="prompt_ids")
         for at in range(len(prompts)):
             yield _rollout({name: values[at] for name, values in columns.items()}, f"{where}, [{at}]")
     else:
@@ -409,9 +406,8 @@ def _read_trace(line: Fields) -> None:
         path = [at]
         while (parent := nodes[path[0]].value.get("parent")) is not None:
             if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
-                raise InputError(
-                    f"is {parent!r}, which is not a valid parent node", field=node.field("parent")
-                )
+                problem = f"is {parent!r}, which is not a valid parent node"
+                raise InputError(problem, field=node.field("parent"))
             path.insert(0, parent)
         if sampled is None or not sampled.any():  # what comes before the completion belongs to the prompt
             sampled = np.arange(size) >= size - len(node.value.get("logprobs") or ids[at])

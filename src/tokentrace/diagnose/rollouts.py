@@ -101,46 +101,43 @@ class CheckedRollout:
                 self._report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
     def _add_call(self, call: Call) -> None:
-        stream = call.stream
-        same = (
-            one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream)
-        )
+        stream, size = call.stream, len(call.stream)
+        alike = (one for one in self._calls if one.start == call.start)
+        same = (one for one in alike if np.array_equal(one.stream, stream))
         if (earlier := next(same, None)) is not None:
             if self._derived:  # rows share prefixes
                 return
             before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
             if not self.rollout.ordered and np.array_equal(before, logprobs, equal_nan=True):
-                self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
+                self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", size)
                 self.steps.append(Relation.TWICE)
                 return
-        if call.start == len(stream):
+        if call.start == size:
             self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty", 0)
         if len(outside := stream[stream >= self._size]):
             words = f"id {int(outside[0])}, but the vocabulary has {self._size:,} ids"
             self._report(Cause.NO_TOKEN, call.where, words, len(outside))
         step, tip, shared = self._place(call)
         self.steps.append(step)
-        numbers = np.arange(len(stream)) - call.start + self.counts["sampled"]
+        numbers = np.arange(size) - call.start + self.counts["sampled"]
         numbers[: call.start] = -1
         if tip is not None:
             numbers[:shared] = tip.numbers[:shared]
-        self.counts.update(
-            tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start
-        )
+        self.counts.update(tokens=size - shared, sampled=size - call.start, prompted=call.start)
         if call.mask is not None:
-            new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
+            new_tokens = np.arange(size) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, (numbers >= 0) & new_tokens)
         self._calls.append(call)
-        earlier_calls: list[Call] = []
+        calls = [call]
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
-            earlier_calls = tip.calls
-        self.tips.append(Tip([*earlier_calls, call], numbers))
+            calls = [*tip.calls, call]
+        self.tips.append(Tip(calls, numbers))
 
     def _check_mask(self, row: Row) -> None:
         sampled = np.zeros(len(row.ids), np.bool_)
         for call in self.rollout.calls:
-            if _begins(row.ids, call.stream):
+            if common_prefix(row.ids, call.stream) == len(call.stream):
                 sampled[call.start : len(call.stream)] = True
         # a token that another row of the rollout trains is sampled here, but not trained
         self._train(row.where, row.mask, row.sampled if self._derived else sampled)
@@ -151,7 +148,7 @@ class CheckedRollout:
             return Relation.FIRST, None, 0
         prompt = call.prompt
         pairs = [(tip, common_prefix(tip.stream, prompt)) for tip in self.tips]
-        # the last stream that the prompt begins with, or else the stream that it shares the most tokens with
+        # the last stream that the prompt begins with, or else the one that it shares most with
         tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
             return Relation.EXTENDS, tip, shared
@@ -214,16 +211,14 @@ def sorted_calls(calls: Sequence[Call]) -> list[Call]:
     """Order calls: prompts before longer ones."""
 
     def comes_before(call: Call, one: Call) -> bool:
-        return call is one or (call.start < one.start and _begins(one.prompt, call.prompt))
+        return call is one or (
+            call.start < one.start and common_prefix(one.prompt, call.prompt) == call.start
+        )
 
     def place(call: Call) -> tuple[int, int]:
         return next(at for at, one in enumerate(calls) if comes_before(call, one)), call.start
 
     return sorted(calls, key=place)
-
-
-def _begins(ids: Ids, other: Ids) -> bool:
-    return common_prefix(ids, other) == len(other)
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
@@ -285,15 +280,11 @@ class RolloutReport(Report):
         if self.problems():
             return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
         if self.calls > self.count(Relation.FIRST):
-            return (
-                "good",
-                f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}",
-            )
+            calls = counted(self.calls, "call")
+            return "good", f"every prompt extends its stream, in {rollouts} with {calls}"
         why = f"no prompt was compared with another: each of {rollouts} has one call"
-        return (
-            tone,
-            f"{why}; to join calls on separate lines, give them the same rollout_id (or session_id, …)",
-        )
+        how = "to join calls on separate lines, give them the same rollout_id (or session_id, …)"
+        return tone, f"{why}; {how}"
 
     def figures(self) -> Iterator[str]:
         counts = self.counts
@@ -355,15 +346,13 @@ def check_rollouts(
             for tip in checked.tips if connected is not None else ():
                 pairs = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [
-                    one for one in pairs if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()
-                ]
+                plain = (one for one in pairs if one[0].temperature in (None, 1))
+                usable = [one for one in plain if np.isfinite(one[1]).all()]
                 skipped += len(pairs) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
                 for call, logprobs in usable:
-                    differences.append(
-                        (scores[call.start : len(call.stream)] - logprobs).astype(np.float32)
-                    )
+                    difference = scores[call.start : len(call.stream)] - logprobs
+                    differences.append(difference.astype(np.float32))
     if engine is not None:
         report.scores = {"completions": len(differences) - 1, "skipped": skipped, **_summary(differences)}
     return report

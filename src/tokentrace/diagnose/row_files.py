@@ -20,7 +20,6 @@ from .rows import Outcome, RowChecker, origin_of
 
 _END = Row(sys.maxsize, None)
 _HOW = "pass it with --source, in Python with sources="
-
 Metadata = Mapping[str, Any]
 _OwnFile = tuple[Source, Metadata]
 
@@ -72,9 +71,9 @@ class _Conversations:
         self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
         self.sources = find_sources(names) if names else []
-        if len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1:
-            # whatever its name is now
-            self.sources = [replace(self.sources[0], name=recorded[0][1]["name"])]
+        first_names = {entry["name"] for _, entry in recorded}
+        if len(self.sources) == len(first_names) == 1:  # whatever its name is now
+            self.sources = [replace(self.sources[0], name=first_names.pop())]
         self.notes = []
         for file, entry in recorded:
             name, source = entry["name"], None
@@ -107,11 +106,8 @@ class _Conversations:
         if number != line.number:
             line = next((one for one in rows if one.number >= number), _END)
         self._reading[source.path] = rows, line
-        return (
-            self._tokenizer.tokenize(line)
-            if line.number == number
-            else f"{source.name} has no row {number}"
-        )
+        found = line.number == number
+        return self._tokenizer.tokenize(line) if found else f"{source.name} has no row {number}"
 
     def in_order(self) -> Iterator[RowResult]:
         for row in itertools.chain.from_iterable(map(read_rows, self.sources)):

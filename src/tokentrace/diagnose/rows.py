@@ -29,7 +29,7 @@ from ..tokens.tokenizer import Ids
 from .break_checks import Case, TurnHeads
 from .conversation_diff import INSTRUCTIONS
 from .finding import Cause, Finding
-from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
+from .records import IDS, MASKS, Fields, Line, Mask, Rollout, first_of
 from .report import Example, Seen
 
 _MOST = 8
@@ -94,7 +94,7 @@ class IdsRow:
     start: int
     stop: int
     attended: bool
-    columns: Mapping[str, Any]
+    columns: Line
 
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
         """Leave out surplus pad tokens at both ends."""
@@ -134,8 +134,8 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
         masks = {"labels" if isinstance(named, (list, np.ndarray)) and IGNORE in named else "mask": named}
     fields = Fields(masks, Rollout("", ""))
     mask = fields.trained(ids)
-    for problem in fields.rollout.findings:
-        raise InputError(problem.words, field=problem.field)
+    for finding in fields.rollout.findings:
+        raise InputError(finding.words, field=finding.field)
     used = {name, "labels", ATTENTION, *MASKS, mask_column}
     columns = {key: value[key] for key in value if key not in used}
     if value.get(ATTENTION) is None:
@@ -143,15 +143,14 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
     attention = check_integers(value[ATTENTION], ATTENTION) != 0
     attended = runs(attention)
     if len(attention) != len(ids) or not attended:
-        raise InputError(
-            f"has {len(attention):,} entries for {len(ids):,} ids, or only zeros", field=ATTENTION
-        )
+        problem = f"has {len(attention):,} entries for {len(ids):,} ids, or only zeros"
+        raise InputError(problem, field=ATTENTION)
     if len(attended) > 1:
         raise InputError("has a gap: padding may only come before and after the row", field=ATTENTION)
     return IdsRow(ids, mask, *attended[0], True, columns)
 
 
-def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> bool:
+def has_conversation(row: Line, columns: Columns = USUAL_NAMES) -> bool:
     """True if a row's columns hold a conversation, valid or not."""
     named = {columns.messages, columns.prompt, columns.completion} - {None}
     present = {name for name, value in row.items() if value is not None}
@@ -160,7 +159,7 @@ def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> 
     return not present.isdisjoint(named or MESSAGES)
 
 
-def origin_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
+def origin_of(row: Line) -> tuple[str, int, int] | None:
     match row:
         case {"source": str(source), "row": int(number), "sample": int(sample)}:
             return source, number, sample
@@ -176,11 +175,7 @@ class RowChecker:
         self.tokenizer, self._columns = RowTokenizer(settings), columns
         self.renderer = renderer = self.tokenizer.renderer
         tokenizer = renderer.tokenizer
-        self.vocabulary, self.decode, self.heads = (
-            tokenizer.vocabulary,
-            tokenizer.decode,
-            TurnHeads(tokenizer),
-        )
+        self.vocabulary, self.heads = tokenizer.vocabulary, TurnHeads(tokenizer)
         self._pad = tokenizer.token_id(pad_token or tokenizer.variables.get("pad_token", ""))
         if pad_token and self._pad is None:
             raise InputError(f"{pad_token!r} is not a control token of {tokenizer.name or 'the tokenizer'}")
@@ -245,7 +240,8 @@ class RowChecker:
 class _Comparison:
     def __init__(self, checker: RowChecker, sample: Sample, row: IdsRow) -> None:
         assert sample.rendered is not None
-        self.checker, self.sample, self.row, self.rendered = checker, sample, row, sample.rendered
+        self.checker, self.vocabulary = checker, checker.vocabulary
+        self.sample, self.row, self.rendered = sample, row, sample.rendered
         self.ids, self.messages, self.other = sample.ids, sample.messages, row.ids[: row.stop]
         self.hunks = list(hunks(self.ids, self.other, 0, row.start))
 
@@ -280,9 +276,8 @@ class _Comparison:
         if lost > 0 and np.array_equal(self.ids[lost:], self.other[other:]):  # the row is the end
             cause = Cause.BOS_MISSING if self.ids[:lost].tolist() == [self.checker.bos] else Cause.CUT
             if cause is Cause.CUT and not (self.messages[:lost] >= 0).any() and self.messages[lost] >= 0:
-                cause = (
-                    Cause.TOOLS_MISSING if (self.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
-                )
+                tools = (self.parts[:lost] == Part.TOOLS).any()
+                cause = Cause.TOOLS_MISSING if tools else Cause.SYSTEM_MISSING
             return [(cause, Hunk(0, lost, other, other))]
         differences: list[tuple[Cause, Hunk]] = []
         while len(differences) < _MOST and (hunk := next(hunks(self.ids, self.other, at, other), None)):
@@ -298,20 +293,18 @@ class _Comparison:
             return place or Cause.UNKNOWN, hunk
         aligned = np.concatenate((self.ids[:at], self.other[other:]))
         sampled = self.sample.kinds == Kind.SAMPLED
-        case = Case(
-            self.ids, aligned, self.checker.renderer, next(hunks(self.ids, aligned, at, at)), sampled
-        )
+        difference = next(hunks(self.ids, aligned, at, at))
+        case = Case(self.ids, aligned, self.checker.renderer, difference, sampled)
         match = case.explain()
         better = match.hunk or case.hunk
         better = Hunk(at, better.stop, other, better.other_stop - at + other)
         ours, theirs = better.sides(self.ids, self.other)
         cause = _ROW_CAUSES.get(match.cause, match.cause)
         if cause is Cause.BPE_REMERGE:
-            control = self.checker.vocabulary.is_control
+            control = self.vocabulary.is_control
             here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
-            cause = (
-                Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL if there - here else cause
-            )
+            if here != there:
+                cause = Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL
         if cause is Cause.STRIPPED_REASONING and len(ours) <= len(theirs):
             cause = Cause.REASONING_ADDED
         if cause is Cause.CHANGED_SYSTEM and not self.has_system:
@@ -336,7 +329,7 @@ class _Comparison:
         ends, other_ends = self._ends_turn(ours), self._ends_turn(theirs)
         ending = None not in (ends, other_ends)
         causes = {
-            Cause.NO_TOKEN: (theirs >= self.checker.vocabulary.size).any(),
+            Cause.NO_TOKEN: (theirs >= self.vocabulary.size).any(),
             Cause.TOOLS_MISSING: tools and tools == declared and 2 * len(theirs) < tools,
             Cause.BOS_MISSING: gone and not start and ours.tolist() == [bos_token],
             Cause.BOS_DOUBLED: bos and self.ids[0] == bos_token,
@@ -357,7 +350,7 @@ class _Comparison:
     def _ends_turn(self, ids: Ids) -> bool | None:
         """True if ids end a turn, False for white space, else None."""
         ends = self.checker.ends
-        solid = [index for index in ids.tolist() if self.checker.vocabulary.token_bytes(index).strip()]
+        solid = [index for index in ids.tolist() if self.vocabulary.token_bytes(index).strip()]
         return bool(ends.intersection(ids.tolist())) if ends.issuperset(solid) else None
 
     def finding(self, cause: Cause, hunk: Hunk) -> Finding:
@@ -370,13 +363,12 @@ class _Comparison:
             fields = self.rendered.fields[self.sample.offset + at :][:1]
             name = next((one for one in fields if one != "scaffold"), name)
             place = f"message {message} ({role}), {name}" if message >= 0 else "the template's own text"
-        one, other = (quoted(self.checker.decode(side[:256])) for side in (ours, theirs))
+        one, other = (quoted(self.rendered.tokenizer.decode(side[:256])) for side in (ours, theirs))
         size = f" ({len(ours):,} of {counted(len(self.ids))})" if cut else ""
-        outside = theirs[theirs >= self.checker.vocabulary.size]
+        outside = theirs[theirs >= self.vocabulary.size]
         words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"
-        return Finding(
-            cause, "", message if message >= 0 else None, name, words, hunk.other_start, len(ours)
-        )
+        owner = message if message >= 0 else None
+        return Finding(cause, "", owner, name, words, hunk.other_start, len(ours))
 
     def mask_findings(self) -> list[Finding]:
         mask, groups = self.row.mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()

@@ -64,8 +64,8 @@ def judged(cells: Sequence[AppendCell], facts: TemplateFacts) -> list[AppendCell
     return [cell for cell in cells if not (closed and cell.turn.style is Style.INLINE)]
 
 
-def judge(cells: Sequence[AppendCell], facts: TemplateFacts) -> tuple[Verdict, ...]:
-    return tuple(_judge(use, judged(cells, facts), facts) for use in Use)
+def judge(cells: Sequence[AppendCell], facts: TemplateFacts) -> list[Verdict]:
+    return [_judge(use, judged(cells, facts), facts) for use in Use]
 
 
 def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdict:

@@ -14,14 +14,12 @@ _END = 10_000
 """Characters at either end of a text to read."""
 _QUOTED = 80
 _SHORT_NOTE = 300
-
 _NAMES = (
     r"(?:mon|tues|wednes|thurs|fri|satur|sun)(?:day)?|tue|wed|thu|sat|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?"
     r"|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?"
 )
 _WORD = rf"(?<![^\W_])(?:[^\W_]*\d[^\W_]*|[0-9a-f]{{4,}}|am|pm|utc|gmt|{_NAMES})(?![^\W_])"
 _INCIDENTAL = re.compile(rf"{_WORD}(?:[\W_]{{1,2}}{_WORD})*", re.IGNORECASE)
-
 _LEFT_OUT = (
     r"(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
     r"|skipped|deleted|condensed|compressed|summari[sz]ed|no longer (?:available|shown))"
@@ -38,7 +36,6 @@ _SUMMARY = re.compile(
     re.IGNORECASE,
 )
 """How agents begin a summary, or say that they left something out."""
-
 _BLANK = re.compile(rf"\b{_LEFT_OUT}\b|^\W*$", re.IGNORECASE)
 """What agents leave in place of a result that they blank."""
 
