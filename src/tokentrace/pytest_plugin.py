@@ -27,7 +27,8 @@ def assert_safe() -> Callable[..., AuditReport]:
     ) -> AuditReport:
         """Audit a renderer, or a tokenizer with settings for `create_renderer`, once per run of pytest.
 
-        Fails the test unless the template is safe for all `uses`; with `partly`, safe for some turns is enough.
+        Fails the test unless the template is safe for all `uses`; with `partly`, safe for some
+        turns is enough.
         """
         from .diagnose.certify import audit_template
         from .diagnose.verdicts import Use

@@ -63,8 +63,8 @@ def conversation_title(source: str) -> str:
 def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
     """Read messages and perhaps tools from a file, or from stdin for ``-``.
 
-    It has a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index` or the suffix
-    ``.jsonl``, one per line.
+    It has a list of messages, or an object with ``messages`` and perhaps ``tools``; with
+    `index` or the suffix ``.jsonl``, one per line.
     """
     text, name, line = read_text(source), "stdin" if source == "-" else source, 1
     if index is not None or Path(source).suffix in (".jsonl", ".ndjson"):

@@ -1,7 +1,8 @@
 """OpenAI's Responses API: the input of a request as messages in OpenAI's chat shape.
 
-Consecutive items of an answer (reasoning, texts, calls) are one assistant message. Ids from `item_id` name the
-response, which separates two turns in a row. An InputError counts items, not messages.
+Consecutive items of an answer (reasoning, texts, calls) are one assistant message. Ids from
+`item_id` name the response, which separates two turns in a row. An InputError counts items, not
+messages.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class ItemReader:
     def _turn_of(self, item: Fields) -> Any:
         """The assistant's message that an item is part of.
 
-        Results end a turn, unless the next item is from its response: some clients alternate calls and results.
+        Results end a turn, unless the next item is from its response: some clients alternate
+        calls and results.
         """
         response = response_of_item(item.get("id"))
         is_same = response is not None and response == self.response

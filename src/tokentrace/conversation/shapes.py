@@ -1,7 +1,7 @@
 """Convert Anthropic's blocks and ShareGPT's turns to OpenAI's messages and tools.
 
-Conversion invents nothing (a call without an id gets none) and drops nothing in silence that a model could have
-seen. Errors count messages as the caller passed them.
+Conversion invents nothing (a call without an id gets none) and drops nothing in silence that a
+model could have seen. Errors count messages as the caller passed them.
 """
 
 import enum
@@ -42,8 +42,9 @@ class Shape(enum.StrEnum):
 def shape_of(messages: Any) -> Shape:
     """The shape of `messages`; OpenAI's if nothing indicates another. Never raises.
 
-    ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tool use, tool results, or an assistant's
-    thinking. Mistral's thinking has lists in it, or is next to OpenAI's calls or roles.
+    ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tool use, tool results,
+    or an assistant's thinking. Mistral's thinking has lists in it, or is next to OpenAI's calls
+    or roles.
     """
     rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
@@ -92,7 +93,8 @@ def from_openai(messages: Any) -> list[Fields]:
 def with_system(messages: Messages, system: Any) -> list[Fields]:
     """`messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
 
-    None, ``""`` and an empty list add nothing. Raises InputError if there is a system message with another text.
+    None, ``""`` and an empty list add nothing. Raises InputError if there is a system message
+    with another text.
     """
     text = "" if system is None else _content(Place(field="system").parts(system), "a system prompt")
     if not text:
@@ -113,15 +115,21 @@ def from_anthropic(
 ) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and their `system` prompt, in OpenAI's shape.
 
-    `names` maps the ids of earlier calls to their names; the calls in these messages are added to it.
+    `names` maps the ids of earlier calls to their names; the calls in these messages are added
+    to it.
 
     - Consecutive text blocks become one text.
-    - Thinking is ``reasoning_content``; its place among text and calls, and redacted thinking, are lost.
-    - A result is a tool message with its call's ``name``, and ``is_error`` if set. Text around it is a user's.
-    - Other blocks (images, documents, server tools) stay as they are and make the content a list.
-    - ``weight`` and ``train`` go to each new message; signatures, citations and ``cache_control`` are dropped.
+    - Thinking is ``reasoning_content``; its place among text and calls, and redacted thinking,
+      are lost.
+    - A result is a tool message with its call's ``name``, and ``is_error`` if set. Text around
+      it is a user's.
+    - Other blocks (images, documents, server tools) stay as they are and make the content a
+      list.
+    - ``weight`` and ``train`` go to each new message; signatures, citations and
+      ``cache_control`` are dropped.
 
-    Raises InputError for roles and blocks that Anthropic does not define or allow there, and for OpenAI's fields.
+    Raises InputError for roles and blocks that Anthropic does not define or allow there, and
+    for OpenAI's fields.
     """
     converted: list[Fields] = []
     names = {} if names is None else names
@@ -204,12 +212,13 @@ def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Fields]:
 def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """ShareGPT's turns (``from`` and ``value``), and a `system` prompt, in OpenAI's shape.
 
-    The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls. Such a turn right after the
-    assistant's text belongs to the same message; calls after calls are a new message. Of the other fields, only
-    ``weight``, ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over.
+    The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls. Such a
+    turn right after the assistant's text belongs to the same message; calls after calls are a
+    new message. Of the other fields, only ``weight``, ``train``, ``reasoning_content``,
+    ``name``, ``tool_call_id`` and ``tool_calls`` carry over.
 
-    Raises InputError for an unknown ``from``, a turn without a value, calls with unknown fields, and two turns of
-    one message that disagree about what is trained.
+    Raises InputError for an unknown ``from``, a turn without a value, calls with unknown
+    fields, and two turns of one message that disagree about what is trained.
     """
     messages: list[Fields] = []
     for place, turn in placed(turns):
@@ -262,8 +271,8 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
 def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
     """Tool schemas, a list or JSON text, in OpenAI's shape: Anthropic's converted, others as they are.
 
-    `wrap` makes a function's bare schema a tool, as in ShareGPT's datasets and the legacy ``functions``.
-    Raises InputError for Anthropic's server tools, which have no schema.
+    `wrap` makes a function's bare schema a tool, as in ShareGPT's datasets and the legacy
+    ``functions``. Raises InputError for Anthropic's server tools, which have no schema.
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None

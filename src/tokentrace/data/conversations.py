@@ -48,8 +48,9 @@ class Conversation:
 def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
     """The conversation of a row: a list of messages, or the columns that docs/rows.md lists.
 
-    A column with a usual name is absent if it is None; one that `columns` names must exist. Raises InputError
-    naming the column, or the message (counted from the first of the prompt) and its field.
+    A column with a usual name is absent if it is None; one that `columns` names must exist.
+    Raises InputError naming the column, or the message (counted from the first of the prompt)
+    and its field.
     """
     if isinstance(row, list):
         row = {"messages": row}

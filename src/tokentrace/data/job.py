@@ -85,12 +85,14 @@ def tokenize_files(
 ) -> Finished:
     """Tokenize files of conversations into a file of samples: Parquet, or JSON Lines (``.jsonl``).
 
-    Rows without a sample go to the file of bad rows, with the reason. With a `trainer` ("trl", "axolotl", …) the
-    file has only the columns that it reads. `ray` is the address of a cluster that does the work: ``"auto"``,
-    ``"local"`` (a new one), or empty for the default of ``ray.init()``.
+    Rows without a sample go to the file of bad rows, with the reason. With a `trainer` ("trl",
+    "axolotl", …) the file has only the columns that it reads. `ray` is the address of a cluster
+    that does the work: ``"auto"``, ``"local"`` (a new one), or empty for the default of
+    ``ray.init()``.
 
-    Calls `progress` with the counts, the amount done, and the total. Raises InputError if no row gives a sample,
-    or for an existing file without `overwrite`; WriteError. If a run ends early, the output stays as it was.
+    Calls `progress` with the counts, the amount done, and the total. Raises InputError if no
+    row gives a sample, or for an existing file without `overwrite`; WriteError. If a run ends
+    early, the output stays as it was.
     """
     pyarrow()
     target = find_trainer(trainer)
@@ -318,8 +320,8 @@ def tokenize_dataset(
 ) -> Any:
     """Turn a Ray Dataset of conversations into one of samples: the columns of `tokenize_files` except `row`.
 
-    `error` says why a row gave no sample; its lists are empty. `keep` names columns to copy. Rows are in order
-    only with the dataset's execution option ``preserve_order``.
+    `error` says why a row gave no sample; its lists are empty. `keep` names columns to copy.
+    Rows are in order only with the dataset's execution option ``preserve_order``.
     """
     ray = import_ray()
     RowTokenizer(settings)

@@ -43,8 +43,8 @@ class Function(NamedTuple):
 class Question:
     """A question, the user's message after each answer, and the final answer (None if there is none).
 
-    `table` has values of a `field` to look up, shown as a ``"number"``, ``"pair"``, ``"json"`` or
-    ``"sentence"``. The final reply must contain `mentions`.
+    `table` has values of a `field` to look up, shown as a ``"number"``, ``"pair"``, ``"json"``
+    or ``"sentence"``. The final reply must contain `mentions`.
     """
 
     id: str
@@ -133,7 +133,8 @@ class FollowUps(BaseInteraction):
 def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
     """1.0 if the conversation ended and its last number is the answer, else 0.0.
 
-    If there is no answer, the last reply must say that the item could not be found, and contain no number.
+    If there is no answer, the last reply must say that the item could not be found, and contain
+    no number.
     """
     last = messages[-1] if messages else {"role": ""}
     content = last.get("content")

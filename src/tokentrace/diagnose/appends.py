@@ -129,8 +129,9 @@ class AppendBreak:
 class AppendCell:
     """A conversation for one kind of turn, and its outcome.
 
-    The turn is message `index`, after a `history`. `lost` and `lost_after` name fields of the turn and of
-    appended messages. `flaws` are those after any history; the append holds after `holding` of them.
+    The turn is message `index`, after a `history`. `lost` and `lost_after` name fields of the
+    turn and of appended messages. `flaws` are those after any history; the append holds after
+    `holding` of them.
     """
 
     turn: TurnForm

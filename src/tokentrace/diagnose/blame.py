@@ -1,7 +1,8 @@
 """The line of a template that makes two renderings differ.
 
-A copy of the template reports each test, assignment and output. The cause is the first test whose answer
-differs. It is proven if the second run, with that answer forced, continues like the first.
+A copy of the template reports each test, assignment and output. The cause is the first test
+whose answer differs. It is proven if the second run, with that answer forced, continues like
+the first.
 """
 
 from __future__ import annotations

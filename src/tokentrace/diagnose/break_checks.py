@@ -71,8 +71,8 @@ class Match(NamedTuple):
 class Case:
     """One difference between a stream and the next prompt.
 
-    `ours` and `theirs` are the texts around it; character `at` is the first that differs. It lies in
-    `completion`; `region` is None if the sampled tokens are unknown.
+    `ours` and `theirs` are the texts around it; character `at` is the first that differs. It
+    lies in `completion`; `region` is None if the sampled tokens are unknown.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ _CONTEXT = frozenset(
 class Break(ShowsItself):
     """Where and why a prompt diverges from the stream. ``str()`` gives a readable report.
 
-    `position` is the first id that differs; both ranges end where the sides agree again. `region`: such as
-    ``completion 2``. `later` has the next few causes.
+    `position` is the first id that differs; both ranges end where the sides agree again.
+    `region`: such as ``completion 2``. `later` has the next few causes.
     """
 
     cause: Cause
@@ -84,9 +84,10 @@ def explain_break(
 ) -> Break | None:
     """Find where and why `next_prompt` does not begin with `stream`; None if it does.
 
-    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads calls. `sampled` marks the
-    stream's sampled tokens. `anchor` has the ids that the client took for the stream. `before` and `after` are
-    the conversations of both requests (``{"messages": […], "tools": […]}``, the first with its reply if known).
+    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads calls.
+    `sampled` marks the stream's sampled tokens. `anchor` has the ids that the client took for
+    the stream. `before` and `after` are the conversations of both requests (``{"messages": […],
+    "tools": […]}``, the first with its reply if known).
 
     An empty stream is a break only if `sampled` or `before` shows that there was a request.
     Raises TrajectoryError if arguments are malformed or contradict each other.

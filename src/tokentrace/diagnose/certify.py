@@ -44,9 +44,10 @@ _Row = Sequence[str | Cell]
 class AuditReport(ShowsItself):
     """The certificate of a template: its matrix, facts, and a verdict for each use.
 
-    `conclusion` says what to do, then what to type. `grades` are those of each append (None if refused) and use.
-    `findings` has what does not hold, once per cause; `switches` the verdicts with each setting that changes a
-    probe. `bridging` counts breaks that can be bridged, and reasons why others cannot.
+    `conclusion` says what to do, then what to type. `grades` are those of each append (None if
+    refused) and use. `findings` has what does not hold, once per cause; `switches` the verdicts
+    with each setting that changes a probe. `bridging` counts breaks that can be bridged, and
+    reasons why others cannot.
     """
 
     name: str
@@ -201,7 +202,8 @@ def _conclude(
 def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) -> AuditReport:
     """Certify a `Renderer`, or anything that `create_renderer` takes, with its settings.
 
-    Raises the errors of `create_renderer`, and TemplateLimitError if a single question exceeds the limits.
+    Raises the errors of `create_renderer`, and TemplateLimitError if a single question exceeds
+    the limits.
 
     >>> from tokentrace.pocket import POCKET
     >>> audit_template(POCKET).verdict("rl-append-only").grade

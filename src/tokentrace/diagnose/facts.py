@@ -65,8 +65,9 @@ class Altered:
 class TemplateFacts:
     """What a template does besides appending.
 
-    `prefill` is the generation prompt after the turn's head. `roles` are written, rewritten, dropped or refused.
-    `content` and `arguments` are forms that it reads. `date` names the line that writes the current date.
+    `prefill` is the generation prompt after the turn's head. `roles` are written, rewritten,
+    dropped or refused. `content` and `arguments` are forms that it reads. `date` names the line
+    that writes the current date.
     """
 
     prefill: str

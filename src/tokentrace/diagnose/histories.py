@@ -1,7 +1,7 @@
 """Where the three histories of one conversation differ.
 
-*Production* is what the shipped template shows at each turn, *rollout* the append-only stream, bridged turn by
-turn, and *training* one row over the whole conversation.
+*Production* is what the shipped template shows at each turn, *rollout* the append-only stream,
+bridged turn by turn, and *training* one row over the whole conversation.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Step:
 class HistoryFinding:
     """At `steps`, `views` drop, add or change (`verb`) text of the rollout's `messages`.
 
-    `tokens` counts each message once. `in_turn`: not in the prompt. `texts`: theirs and the rollout's, if short.
+    `tokens` counts each message once. `in_turn`: not in the prompt. `texts`: theirs and the
+    rollout's, if short.
     """
 
     views: tuple[View, ...]
@@ -335,8 +336,8 @@ def _sizes(rows: Rows) -> Counter[tuple[int, str]]:
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
     """Compare production, rollout and training of a conversation, token by token.
 
-    A step is an assistant turn, or the turn to come. Every assistant message counts as sampled, with the ids
-    that its turn has as the last one. Raises what `render` raises.
+    A step is an assistant turn, or the turn to come. Every assistant message counts as sampled,
+    with the ids that its turn has as the last one. Raises what `render` raises.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET

@@ -66,9 +66,9 @@ def tokenize_incrementally(
 ) -> IncrementalTokens:
     """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    All before the first assistant is one render. The mask covers what an assistant message adds after its prompt.
-    Issues a TokenizationMismatchWarning if ids differ. Raises TemplateError if the template refuses a message in
-    every context.
+    All before the first assistant is one render. The mask covers what an assistant message adds
+    after its prompt. Issues a TokenizationMismatchWarning if ids differ. Raises TemplateError
+    if the template refuses a message in every context.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET

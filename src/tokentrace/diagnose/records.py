@@ -1,7 +1,7 @@
 """Recorded rollouts in one form: calls of an engine, and training rows built from them.
 
-Anywhere in a line of a dump, an object with a prompt and a completion is a call; one with ids and a mask, labels
-or logprobs is a row.
+Anywhere in a line of a dump, an object with a prompt and a completion is a call; one with ids
+and a mask, labels or logprobs is a row.
 """
 
 from __future__ import annotations

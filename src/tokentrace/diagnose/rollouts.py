@@ -1,7 +1,8 @@
 """Does each prompt of a recorded rollout continue the stream, and if not, why?
 
-A prompt extends the call whose stream it begins with; with tokens that a later call sampled, it is a break.
-The same prompt again asks for another answer. Everything else is a break, or another conversation.
+A prompt extends the call whose stream it begins with; with tokens that a later call sampled, it
+is a break. The same prompt again asks for another answer. Everything else is a break, or
+another conversation.
 """
 
 import asyncio
@@ -237,8 +238,9 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
 class RolloutReport(Report):
     """Counts over all rollouts. `scores` has the engine's logprobs minus the recorded ones.
 
-    In `counts`, `tokens` has shared tokens once, `samples` are rows that train each sampled token once,
-    `row_tokens` the tokens in them. `unproven`: only masks show which tokens were sampled.
+    In `counts`, `tokens` has shared tokens once, `samples` are rows that train each sampled
+    token once, `row_tokens` the tokens in them. `unproven`: only masks show which tokens were
+    sampled.
     """
 
     unit, title = "rollout", "What happened to the tokens"

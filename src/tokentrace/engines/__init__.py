@@ -1,6 +1,7 @@
 """Token-in, token-out engines: ids and sampling parameters in; ids, logprobs and a finish reason out.
 
-Importing them loads no optional dependency; connecting to a server needs ``tokentrace[engines]``.
+Importing them loads no optional dependency; connecting to a server needs
+``tokentrace[engines]``.
 
 >>> from tokentrace.engines import EmbeddedEngine, SamplingParams, VLLMEngine
 """

@@ -161,8 +161,8 @@ async def probed_kind(
 ) -> LogprobKind:
     """What an engine's logprobs describe: the `setting`, or what probes show.
 
-    Raw logprobs of the likeliest token do not change with the temperature. Two prompts must show that, since ties
-    do not change either. Processed ones change with `top_k`, too.
+    Raw logprobs of the likeliest token do not change with the temperature. Two prompts must
+    show that, since ties do not change either. Processed ones change with `top_k`, too.
     """
     if setting is not None:
         return choose(LogprobKind, "logprobs", setting, EngineError)

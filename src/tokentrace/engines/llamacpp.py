@@ -1,7 +1,8 @@
 """llama.cpp's server: ``/completion``.
 
-It stops only at the model's own stop tokens, so the adapter cuts answers after any other. Answers are not
-streamed: streams drop ids that are not whole characters, and whole answers only their logprobs.
+It stops only at the model's own stop tokens, so the adapter cuts answers after any other.
+Answers are not streamed: streams drop ids that are not whole characters, and whole answers only
+their logprobs.
 """
 
 from __future__ import annotations

@@ -252,7 +252,8 @@ class Capabilities:
 class Engine:
     """Samples completions, for many tasks of one event loop.
 
-    A subclass implements `_stream`, `_generate` if whole answers come another way, and what it supports.
+    A subclass implements `_stream`, `_generate` if whole answers come another way, and what it
+    supports.
     """
 
     version: str | int | None = None

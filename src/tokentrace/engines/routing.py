@@ -56,9 +56,10 @@ class Circuit:
 class Router(Engine):
     """Several engines that serve the same model, as one.
 
-    Requests of a session go to one endpoint, those of a group too until `GROUP_LEAD` more run there than at the
-    idlest one, others to the least busy one. If an endpoint is unavailable before its first token, the request
-    and its session move. An endpoint that failed gets no requests for a while, unless all have failed.
+    Requests of a session go to one endpoint, those of a group too until `GROUP_LEAD` more run
+    there than at the idlest one, others to the least busy one. If an endpoint is unavailable
+    before its first token, the request and its session move. An endpoint that failed gets no
+    requests for a while, unless all have failed.
 
     Raises EngineError if the engines differ in vocabulary or in the kind of their logprobs.
     """

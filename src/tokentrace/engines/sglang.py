@@ -1,7 +1,8 @@
 """SGLang: ``/generate``.
 
-Its streams repeat everything so far, unless it runs with ``--incremental-streaming-output``. An id outside the
-vocabulary can crash it. An abort ends all requests whose ids start with the aborted one.
+Its streams repeat everything so far, unless it runs with ``--incremental-streaming-output``. An
+id outside the vocabulary can crash it. An abort ends all requests whose ids start with the
+aborted one.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class SGLangEngine(HTTPEngine):
     ) -> SGLangEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `vocab_size` is required if the server does not report it; `logprobs` names their kind without a probe.
+        `vocab_size` is required if the server does not report it; `logprobs` names their kind
+        without a probe.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)

@@ -148,7 +148,8 @@ class VLLMEngine(HTTPEngine):
                 logprobs=await probed_kind(engine, vocab_size, logprobs),
                 aborts=engine.path == GENERATE and capabilities.engine == "vllm",
                 versions=bool(reply.versions),
-                # vLLM ignores unknown fields: without a version, it might ignore the request for JSON
+                # vLLM ignores unknown fields: without a version, it might ignore the request
+                # for JSON
                 structures=version is not None,
                 # GENERATE counts the sampled id among them
                 top_logprobs=MOST_RANKS - (engine.path == GENERATE),

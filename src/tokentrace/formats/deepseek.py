@@ -1,12 +1,15 @@
 """DeepSeek V3.2 and V4: formats that ship as a Python encoder instead of a template.
 
-Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for character,
-and refuse what it refuses. Differences:
+Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`),
+character for character, and refuse what it refuses. Differences:
 
-- Tools are an argument. They go on a first message of the system, else before everything, as in SGLang.
-- The references end a user's message with ``<｜Assistant｜>`` and a think token. Here that opener belongs to the
-  assistant's turn. It is always written, so ``add_generation_prompt`` changes nothing.
-- Content in parts becomes their texts, in V4's user and tool messages with an empty line between them.
+- Tools are an argument. They go on a first message of the system, else before everything, as in
+  SGLang.
+- The references end a user's message with ``<｜Assistant｜>`` and a think token. Here that opener
+  belongs to the assistant's turn. It is always written, so ``add_generation_prompt`` changes
+  nothing.
+- Content in parts becomes their texts, in V4's user and tool messages with an empty line
+  between them.
 - Unknown roles are refused. (V4's encoder drops such a message where it drops reasoning.)
 """
 
@@ -121,10 +124,10 @@ def deepseek_v32(
 ) -> Iterator[str]:
     """The pieces of a DeepSeek V3.2 prompt.
 
-    Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or "thinking");
-    ``drop_thinking`` (default True). Reasoning is written only after the last user message. With `drop_thinking`
-    an earlier developer message, at which the reference fails, is refused. An assistant's message with ``prefix``
-    is left open.
+    Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode``
+    ("chat" or "thinking"); ``drop_thinking`` (default True). Reasoning is written only after
+    the last user message. With `drop_thinking` an earlier developer message, at which the
+    reference fails, is refused. An assistant's message with ``prefix`` is left open.
     """
     thinking = _thinking("DeepSeek V3.2", messages, V32_ROLES, variables)
     roles = [plain(message.get("role")) for message in messages]
@@ -197,10 +200,11 @@ def deepseek_v4(
 ) -> Iterator[str]:
     """The pieces of a DeepSeek V4 prompt.
 
-    Variables: V3.2's. In thinking mode without tools, ``drop_thinking`` leaves out reasoning and developer
-    messages before the last user or tool message. ``reasoning_effort`` is None, "high" (the same) or "max". A
-    message may have ``task`` (one of `TASKS`), an assistant's also ``wo_eos`` (leave the turn open). Tool results
-    are part of a user's turn, in the order of their calls.
+    Variables: V3.2's. In thinking mode without tools, ``drop_thinking`` leaves out reasoning
+    and developer messages before the last user or tool message. ``reasoning_effort`` is None,
+    "high" (the same) or "max". A message may have ``task`` (one of `TASKS`), an assistant's
+    also ``wo_eos`` (leave the turn open). Tool results are part of a user's turn, in the order
+    of their calls.
     """
     thinking = _thinking("DeepSeek V4", messages, V4_ROLES, variables)
     effort = variables.get("reasoning_effort")

@@ -1,8 +1,9 @@
 """Grammars: what an assistant writes in its turn, as data.
 
-A grammar is text as the template writes it. Delimiters that are control tokens of the vocabulary are matched by
-id, others by text. White space next to the assistant's text is exact; between delimiters any is accepted.
-`study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
+A grammar is text as the template writes it. Delimiters that are control tokens of the
+vocabulary are matched by id, others by text. White space next to the assistant's text is exact;
+between delimiters any is accepted. `study.derive` reads a grammar off a template;
+`formats.dialects` has the common ones by name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ ONE_CALL = "the template writes one call per turn"
 class Frame:
     """The text around another: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``.
 
-    `lead`, `trail` and `after` are white space: before the text, after it, and after the closing.
+    `lead`, `trail` and `after` are white space: before the text, after it, and after the
+    closing.
     """
 
     open: str = ""
@@ -70,8 +72,9 @@ class Value(StrEnum):
 class CallGrammar:
     """``before section_open (open head… begin arguments end close)… section_close after``.
 
-    `before` and `after` are white space. `head` has the fields before the arguments, each after a text: ``name``,
-    ``id``, and the number of the call in its turn, from one (``number``) or zero (``index``).
+    `before` and `after` are white space. `head` has the fields before the arguments, each after
+    a text: ``name``, ``id``, and the number of the call in its turn, from one (``number``) or
+    zero (``index``).
     """
 
     style: Style
@@ -139,7 +142,8 @@ class CallGrammar:
 class Channels:
     """A turn made of messages with headers (Harmony).
 
-    Without a `channel`, headers name a message's recipient, and `reasoning` and `content` are recipients.
+    Without a `channel`, headers name a message's recipient, and `reasoning` and `content` are
+    recipients.
     """
 
     start: str = "<|start|>"

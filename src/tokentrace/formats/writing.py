@@ -14,8 +14,8 @@ _TYPES = {type(None): "null", bool: "boolean", str: "string", list: "array", dic
 def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, beside: bool = False) -> str:
     """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them.
 
-    `beside`: content comes before them. Raises InputError naming a call that lacks a field of the grammar. Leaves
-    out other fields that a template writes (a call's type).
+    `beside`: content comes before them. Raises InputError naming a call that lacks a field of
+    the grammar. Leaves out other fields that a template writes (a call's type).
     """
     if not calls:
         return ""

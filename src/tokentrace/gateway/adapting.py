@@ -1,6 +1,7 @@
 """Adapt messages that a template cannot render: instructions in odd places, and calls that are not JSON.
 
-A template may refuse or drop late instructions, or move them to the beginning, which changes every later token.
+A template may refuse or drop late instructions, or move them to the beginning, which changes
+every later token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,8 @@ _CACHE: WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]] = WeakKeyDictio
 def with_late_instructions(renderer: Renderer, messages: Messages, apart: int = 0) -> Messages:
     """Instructions in roles that the template renders; the same sequence if nothing changes.
 
-    Opening instructions become system messages, are joined to the first (unless `apart`), or become user
-    messages. Late ones become user messages.
+    Opening instructions become system messages, are joined to the first (unless `apart`), or
+    become user messages. Late ones become user messages.
     """
     first = sum(1 for _ in takewhile(lambda message: message.get("role") in INSTRUCTIONS, messages))
     opening = _opening(renderer, messages[:first], apart)

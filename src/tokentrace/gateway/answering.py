@@ -249,7 +249,8 @@ class Answer:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
-            # the first attempt uses the session in memory; the store raises Conflict if it is out of date
+            # the first attempt uses the session in memory; the store raises Conflict if it is
+            # out of date
             async with gateway.sessions.locked(id, None if attempt else self.live) as live:
                 prepared = live.session.prepare(placed, reply.completion, message, details, sampling)
                 began = time.perf_counter()

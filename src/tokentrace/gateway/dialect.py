@@ -1,7 +1,8 @@
 """A dialect is an API that agents speak: it reads requests and writes answers. Pure.
 
-`ItemStream` turns a parser's events into changes of items (reasoning, text and calls), each as soon as it is
-certain. A `Dialect` writes the changes as a stream, or the items as a whole answer.
+`ItemStream` turns a parser's events into changes of items (reasoning, text and calls), each as
+soon as it is certain. A `Dialect` writes the changes as a stream, or the items as a whole
+answer.
 """
 
 import hashlib
@@ -56,9 +57,10 @@ class ItemChange(NamedTuple):
 class ItemStream:
     """Builds the items of one completion and reports every change.
 
-    **An attempt is a call once its name is certain**, whatever becomes of its arguments. One without a name is
-    text. Where arguments must be an object (Anthropic's ``input``), a call is sent whole at its end, and broken
-    or cut-off arguments are text, so that no tool runs with arguments that the model did not write.
+    **An attempt is a call once its name is certain**, whatever becomes of its arguments. One
+    without a name is text. Where arguments must be an object (Anthropic's ``input``), a call is
+    sent whole at its end, and broken or cut-off arguments are text, so that no tool runs with
+    arguments that the model did not write.
 
     It also looks for stop texts, since engines stop at ids.
     """

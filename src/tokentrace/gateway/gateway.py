@@ -1,7 +1,7 @@
 """The gateway: from a request to a stored turn, whatever the dialect.
 
-`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and returns once the turn is on
-disk: only stored turns are acknowledged.
+`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and returns once
+the turn is on disk: only stored turns are acknowledged.
 """
 
 import asyncio

@@ -1,11 +1,13 @@
 """Anthropic's Messages API. Pure.
 
-A tool use is sent once the call has ended, and broken or cut-off input becomes text, unless the client asks for
-eager streaming. Claude Code also sends:
+A tool use is sent once the call has ended, and broken or cut-off input becomes text, unless the
+client asks for eager streaming. Claude Code also sends:
 
 - A block ``x-anthropic-billing-header`` in its system prompt, which is ignored.
-- Tools with ``defer_loading``. A ``tool_reference`` or ``tool_addition`` becomes the tool's definition, as text.
-- ``context_management``, and an effort in mid-conversation, which would change earlier tokens: wishes.
+- Tools with ``defer_loading``. A ``tool_reference`` or ``tool_addition`` becomes the tool's
+  definition, as text.
+- ``context_management``, and an effort in mid-conversation, which would change earlier tokens:
+  wishes.
 - ``__unparsedToolInput``, whose text is restored.
 """
 

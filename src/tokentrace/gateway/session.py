@@ -1,8 +1,9 @@
 """One session: its trajectory, and which conversation each of its turns answered. Pure.
 
-`SessionRecord.place` finds the recorded turn that a request continues. The prompt is that turn's stream, id for
-id, plus what is new. If no turn matches, it renders the whole conversation. `prepare` makes a turn and changes
-nothing; `apply` adds it once stored. `replay` adds a stored one.
+`SessionRecord.place` finds the recorded turn that a request continues. The prompt is that
+turn's stream, id for id, plus what is new. If no turn matches, it renders the whole
+conversation. `prepare` makes a turn and changes nothing; `apply` adds it once stored. `replay`
+adds a stored one.
 """
 
 import copy
@@ -166,8 +167,9 @@ class SessionRecord:
     ) -> int | None:
         """The first message that has the recorded key but gives other tokens, or None.
 
-        A reply may leave reasoning out, change its white space, or repeat only its end (the last streamed piece).
-        The fields of any other message must give the same tokens. Messages that the turn had in `earlier` do.
+        A reply may leave reasoning out, change its white space, or repeat only its end (the
+        last streamed piece). The fields of any other message must give the same tokens.
+        Messages that the turn had in `earlier` do.
         """
         first = len(earlier.messages) if earlier is not None and turn.number in earlier.answers else 0
         sampled = {each.depth - 1 for each in self._path(turn, first)}
@@ -389,7 +391,8 @@ class SessionRecord:
             logprobs_kind=completion.logprobs_kind,
             cached_tokens=completion.cached_tokens,
             sampling=sampling,
-            # without a new prompt the last completion continues: it was cut off, or was empty and is retried
+            # without a new prompt the last completion continues: it was cut off, or was empty
+            # and is retried
             continues=trajectory.num_writes == first,
             branch=branch,
         )

@@ -19,7 +19,8 @@ def output_items(
 ) -> list[dict[str, Any]]:
     """``response.output``. The last item of a turn has its tokens.
 
-    Raises SampleError for several branches without `branch`: NeMo RL takes one response per rollout.
+    Raises SampleError for several branches without `branch`: NeMo RL takes one response per
+    rollout.
     """
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
@@ -88,8 +89,9 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
     """Build a trajectory from ``TokenEntry`` records (`TokenStore.freeze`), in any order.
 
-    A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn
-    that continues. Raises TrajectoryError if the start of a prompt is missing.
+    A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or
+    "length" for a turn that continues. Raises TrajectoryError if the start of a prompt is
+    missing.
     """
     calls = {entry.model_call_id: entry for entry in entries}
     prompts = full_prompts(calls.values())

@@ -88,8 +88,8 @@ class TracedRenderer(Renderer):
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
         """The conversation, and weights: 1 for what the model samples, with its stop.
 
-        The last message, and the last turn if one row can show it, are built with ``past="expand"``. Of other
-        roles' messages, only the text has a weight.
+        The last message, and the last turn if one row can show it, are built with
+        ``past="expand"``. Of other roles' messages, only the text has a weight.
         """
         what = TrainOnWhat(train_on_what)
         custom = what is TrainOnWhat.CUSTOMIZED

@@ -24,7 +24,8 @@ except ImportError as error:
 class TinkerEngine(CallbackEngine):
     """Samples with a `tinker.SamplingClient`. Make a new engine, with a new `version`, for new weights.
 
-    Tinker does not document its logprobs at temperatures other than 1, so these need `allow_raw_logprobs`.
+    Tinker does not document its logprobs at temperatures other than 1, so these need
+    `allow_raw_logprobs`.
     """
 
     def __init__(

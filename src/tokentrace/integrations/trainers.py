@@ -1,6 +1,7 @@
 """Rollouts for slime, SkyRL, AReaL, OpenRLHF and prime-rl; trainers' engines and sampling parameters.
 
-Every sampled token carries loss once, with its logprob. What a trainer cannot take is a SampleError.
+Every sampled token carries loss once, with its logprob. What a trainer cannot take is a
+SampleError.
 """
 
 import copy

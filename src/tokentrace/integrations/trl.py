@@ -105,12 +105,15 @@ def _only(rows: Sequence[Sample]) -> Sample:
 class RolloutFunction(TrainerRollouts):
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
-    - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
+    - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL
+      updates it.
     - `task`: makes a `Task` from a prompt that is no list of messages.
-    - `one_of`: chooses a row if a rewritten history gives several, which is a SampleError otherwise.
+    - `one_of`: chooses a row if a rewritten history gives several, which is a SampleError
+      otherwise.
 
-    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` per row). TRL leaves out a failed
-    rollout only if all functions return None for it: see `rollout_reward` and `unless_failed`.
+    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` per row). TRL
+    leaves out a failed rollout only if all functions return None for it: see `rollout_reward`
+    and `unless_failed`.
     """
 
     _: KW_ONLY

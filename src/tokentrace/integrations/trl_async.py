@@ -35,9 +35,9 @@ _NOTHING = "a group of rollouts sampled nothing and gives no samples"
 class RolloutWorker(TrainerRollouts):
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent.
 
-    Repeats the tasks, `num_generations` of each, `groups` groups at a time, while fewer than `waiting` samples
-    are in the buffer. With `weights_to`, pass `weight_transfer=worker` to the trainer, too: that engine gets its
-    weights, and samples record their version.
+    Repeats the tasks, `num_generations` of each, `groups` groups at a time, while fewer than
+    `waiting` samples are in the buffer. With `weights_to`, pass `weight_transfer=worker` to the
+    trainer, too: that engine gets its weights, and samples record their version.
     """
 
     tasks: Iterable[Task]
@@ -133,7 +133,8 @@ def rollout_samples(
 ) -> list[RolloutSample]:
     """A sample for each row of a group, with advantages as TRL computes them.
 
-    TRL drops samples by `model_version`: `version`, or the oldest one that sampled a trained token.
+    TRL drops samples by `model_version`: `version`, or the oldest one that sampled a trained
+    token.
     """
     rewards = np.asarray([np.nan if one.reward is None else one.reward for one in finished], float)
     scored = rewards[~np.isnan(rewards)]

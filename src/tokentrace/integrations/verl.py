@@ -47,8 +47,8 @@ class TokentraceAgentLoop(AgentLoopBase):
     Keys of the YAML entry:
 
     - `tools_file`, `interaction_file`: tools, in addition to verl's own, and simulated users.
-    - `reward`: ``module:function``, or ``"rollout"`` for the rewards of tools and simulated users. Without it,
-      verl's reward function scores the rollout.
+    - `reward`: ``module:function``, or ``"rollout"`` for the rewards of tools and simulated
+      users. Without it, verl's reward function scores the rollout.
     - `budget`: fields of `Budget` that replace verl's limits.
     - `renderer`: settings of `create_renderer`.
     - `allow_raw_logprobs`: see `SamplingParams`.
@@ -73,7 +73,8 @@ class TokentraceAgentLoop(AgentLoopBase):
         renderer: Mapping[str, Any] | None = None,
         allow_raw_logprobs: bool = False,
     ) -> None:
-        # verl's constructor is not called: its prompt builder warns or fails for an unknown tokenizer
+        # verl's constructor is not called: its prompt builder warns or fails for an unknown
+        # tokenizer
         self.config, self.data_config = trainer_config.config, data_config.config
         self.rollout_config = self.config.actor_rollout_ref.rollout
         self.server_manager, self.tokenizer, self.processor = server_manager, tokenizer, processor

@@ -1,10 +1,11 @@
 """Completions to turns, by token id: reasoning, content and tool calls. There is one parser, and it streams.
 
-`marked` turns tokens into bytes in which control tokens cannot be confused with text. A grammar compiled for the
-vocabulary (`compiled`) says which delimiters to look for. `parser` runs a generator over a `reader` of these
-bytes: a turn, or `channels` for Harmony. Calls are left to `calls`, which reads arguments by the style of the
-grammar (`arguments`). Results collect in `output` and come out as `events` or as a whole `response`.
-`readback` compares a parsed turn with its message.
+`marked` turns tokens into bytes in which control tokens cannot be confused with text. A grammar
+compiled for the vocabulary (`compiled`) says which delimiters to look for. `parser` runs a
+generator over a `reader` of these bytes: a turn, or `channels` for Harmony. Calls are left to
+`calls`, which reads arguments by the style of the grammar (`arguments`). Results collect in
+`output` and come out as `events` or as a whole `response`. `readback` compares a parsed turn
+with its message.
 """
 
 from ..lazy import load_on_use

@@ -1,7 +1,7 @@
 """Reading arguments, by the style of the grammar.
 
-JSON and arguments between tags are read as they arrive; Python (``[look_up(place="Paris")]``), braces
-(``{place:<|"|>Paris<|"|>}``) and elements once their end is found.
+JSON and arguments between tags are read as they arrive; Python (``[look_up(place="Paris")]``),
+braces (``{place:<|"|>Paris<|"|>}``) and elements once their end is found.
 """
 
 import ast

@@ -1,10 +1,11 @@
 """Reading tool calls, in whatever way a grammar writes them.
 
-What opens like a call is one, whatever follows. Control tokens, which no text can spell, end it early; other
-delimiters only where the grammar expects them.
+What opens like a call is one, whatever follows. Control tokens, which no text can spell, end it
+early; other delimiters only where the grammar expects them.
 
-Attempts are well-formed calls outside their place: in reasoning that is never closed, without their opening,
-after text if they have no delimiters, in any dialect if the template shows no calls.
+Attempts are well-formed calls outside their place: in reasoning that is never closed, without
+their opening, after text if they have no delimiters, in any dialect if the template shows no
+calls.
 """
 
 import re

@@ -1,19 +1,23 @@
 """Reading a turn that consists of messages with headers (Harmony).
 
-``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header names
-the channel of a message, its recipient (``to=``) and its type (``json``). A message to a tool is a call; one on
-the reasoning channel is reasoning; any other is content. Without channels, headers name only the recipient.
+``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``:
+a header names the channel of a message, its recipient (``to=``) and its type (``json``). A
+message to a tool is a call; one on the reasoning channel is reasoning; any other is content.
+Without channels, headers name only the recipient.
 
 Differs from openai-harmony on purpose:
 
 - A message to ``user``, ``assistant`` or ``all`` is not a call.
-- ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends this way is UNCLOSED.
-- A stop token ends the turn, unless the assistant goes on right after ``<|call|>`` with another message.
+- ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends this way
+  is UNCLOSED.
+- A stop token ends the turn, unless the assistant goes on right after ``<|call|>`` with another
+  message.
 - Everything from the header of another role on is content, verbatim.
-- Stray words before channel and recipient are content. Without ``<|message|>``, all after the channel's name is
-  the body, or with a recipient a MALFORMED call.
+- Stray words before channel and recipient are content. Without ``<|message|>``, all after the
+  channel's name is the body, or with a recipient a MALFORMED call.
 
-Arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
+Arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take
+any text.
 """
 
 import re

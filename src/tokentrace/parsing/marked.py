@@ -1,7 +1,7 @@
 """Completions as bytes in which no text can be mistaken for a control token.
 
-A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one. Ordinary tokens are
-the bytes they spell, a lone FF as FE: both decode to U+FFFD.
+A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one.
+Ordinary tokens are the bytes they spell, a lone FF as FE: both decode to U+FFFD.
 """
 
 import functools
@@ -109,7 +109,8 @@ def unforgeable(piece: bytes) -> bool:
 def pieces(data: bytes) -> tuple[bytes, ...]:
     """The words of a delimiter.
 
-    Control tokens that begin a word are a piece by themselves, but not in a tag (``</｜DSML｜invoke>``).
+    Control tokens that begin a word are a piece by themselves, but not in a tag
+    (``</｜DSML｜invoke>``).
     """
     out: list[bytes] = []
     for word in data.split():

@@ -19,7 +19,8 @@ from .response import Finish, ParsedResponse, PartKind, TokenRange
 class TurnParser:
     """Reads a turn from its head on, without reporting what the prompt wrote.
 
-    Unless the prompt is known (`prompted`), it is the template's, and a completion may open reasoning again.
+    Unless the prompt is known (`prompted`), it is the template's, and a completion may open
+    reasoning again.
     """
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
@@ -128,8 +129,8 @@ class TurnParser:
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    Events are never taken back, and add up to the same for any chunks. With ``calls="lenient"`` all come from
-    `finish`: only then is it certain which text is a call.
+    Events are never taken back, and add up to the same for any chunks. With ``calls="lenient"``
+    all come from `finish`: only then is it certain which text is a call.
     """
 
     def __init__(

@@ -153,9 +153,9 @@ class ParsedResponse(ShowsItself):
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in OpenAI's shape. Rendered after its history, it gives the completion's tokens.
 
-        Arguments are JSON text, as the model wrote them. Calls that cannot be run or repeat an argument stay text
-        in the content, with their wrapper if none can be run. `call_id` makes missing ids: by default nine
-        letters and digits, as Mistral's templates require.
+        Arguments are JSON text, as the model wrote them. Calls that cannot be run or repeat an
+        argument stay text in the content, with their wrapper if none can be run. `call_id`
+        makes missing ids: by default nine letters and digits, as Mistral's templates require.
         """
         calls = {}
         for call in self.tool_calls:

@@ -1,7 +1,8 @@
 """The pocket model: a small default that needs no download.
 
-4,096 byte-level tokens, with one token per digit and newline; a template that only ever appends; and a model of a
-few million parameters that calls tools (`pocket.model` runs it, ``training/pocket`` trained it).
+4,096 byte-level tokens, with one token per digit and newline; a template that only ever
+appends; and a model of a few million parameters that calls tools (`pocket.model` runs it,
+``training/pocket`` trained it).
 """
 
 from dataclasses import dataclass

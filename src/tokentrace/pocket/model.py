@@ -37,7 +37,8 @@ class Cache:
     __slots__ = ("keys", "length", "values")
 
     def __init__(self, layers: int, kv_heads: int, head_size: int, capacity: int) -> None:
-        # Keys are stored transposed, so that multiplying a query with them reads memory in order.
+        # Keys are stored transposed, so that multiplying a query with them reads memory in
+        # order.
         self.keys: Floats = np.zeros((layers, kv_heads, head_size, capacity), np.float32)
         self.values: Floats = np.zeros((layers, kv_heads, capacity, head_size), np.float32)
         self.length = 0
@@ -110,13 +111,15 @@ class PocketModel:
         self._head = np.ascontiguousarray(self._embedding.T)
         self._norm = weights["model.norm.weight"]
         self._layers = [_Layer(weights, index) for index in range(int(config["num_hidden_layers"]))]
-        # Queries and keys are normed and rotated together; the queries' norm includes the attention scale.
+        # Queries and keys are normed and rotated together; the queries' norm includes the
+        # attention scale.
         scale = np.ones((self._heads + self._kv_heads, 1), np.float32)
         scale[: self._heads] = 1 / math.sqrt(size)
         heads = [self._heads, self._kv_heads]
         norms = (np.stack((one.q_norm, one.k_norm)) for one in self._layers)
         self._qk_norms = [np.repeat(pair, heads, axis=0) * scale for pair in norms]
-        # In float32 from the start, as in other engines: at a thousand tokens the rounding is visible.
+        # In float32 from the start, as in other engines: at a thousand tokens the rounding is
+        # visible.
         powers = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         frequencies = np.float32(1) / np.float32(config["rope_theta"]) ** powers
         angles = np.outer(np.arange(self.longest, dtype=np.float32), frequencies)[:, None, :]
@@ -158,8 +161,8 @@ class PocketModel:
     ) -> Floats | list[Floats]:
         """Append ids to each sequence. Returns the logits after its last id, [sequences, vocabulary].
 
-        With `every`, returns the logits after each new id, one array [ids, vocabulary] per sequence. Leaves the
-        caches unchanged if it raises InputError.
+        With `every`, returns the logits after each new id, one array [ids, vocabulary] per
+        sequence. Leaves the caches unchanged if it raises InputError.
         """
         rows = self._check(caches, ids)
         counts = [len(row) for row in rows]

@@ -1,8 +1,9 @@
 """The bridge: from a stream to the next prompt, without rendering the past.
 
-`Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps what follows the
-turn, and joins that to the stream. For each shape of new messages it proves once that other contexts and
-stand-ins give the same. After that, a bridge costs one small render, however long the history is.
+`Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps
+what follows the turn, and joins that to the stream. For each shape of new messages it proves
+once that other contexts and stand-ins give the same. After that, a bridge costs one small
+render, however long the history is.
 
 The bridge never changes a completion. Ids that close a cut-off turn are synthetic.
 """

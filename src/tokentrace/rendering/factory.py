@@ -49,16 +49,20 @@ def create_renderer(
 ) -> Renderer:
     """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
 
-    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour), ``"default"`` (the same,
-    not recognised), or a family's name, which raises RendererError if the template behaves differently.
-    `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries.
-    Other arguments are template variables, which the template must read: ``enable_thinking=False``.
+    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour),
+    ``"default"`` (the same, not recognised), or a family's name, which raises RendererError if
+    the template behaves differently. `chat_template` overrides the template: its source, its
+    file, or the name of one that the tokenizer carries. Other arguments are template variables,
+    which the template must read: ``enable_thinking=False``.
 
-    - `past`: how to show the turns before the last one; see `Past`. `preserve_all_thinking`, `use_patched`,
-      `preserve_thinking_between_tool_calls` and `history` are aliases for its values.
-    - `calls`: ``"strict"``, or ``"lenient"`` to count well-formed calls outside their place too, as vLLM does.
-    - `tool_parser`, `reasoning_parser`: how calls or reasoning are written if the template does not show it: the
-      name of a dialect (``"hermes"``), or a `Dialect`, `CallGrammar` or `Frame`.
+    - `past`: how to show the turns before the last one; see `Past`. `preserve_all_thinking`,
+      `use_patched`, `preserve_thinking_between_tool_calls` and `history` are aliases for its
+      values.
+    - `calls`: ``"strict"``, or ``"lenient"`` to count well-formed calls outside their place
+      too, as vLLM does.
+    - `tool_parser`, `reasoning_parser`: how calls or reasoning are written if the template does
+      not show it: the name of a dialect (``"hermes"``), or a `Dialect`, `CallGrammar` or
+      `Frame`.
     - `messages`: ``"adapt"`` them to what the template reads, or leave them ``"as_given"``.
     - `lost`: if text reaches no token, ``"warn"``, ``"error"`` or ``"ignore"``.
     """

@@ -1,7 +1,7 @@
 """The past of a conversation, as the settings choose it.
 
-If the template shortens a past turn, the turn is rendered again among other messages, where the template shows
-all of it. Its spans replace the old ones, and the trace proves what changed.
+If the template shortens a past turn, the turn is rendered again among other messages, where the
+template shows all of it. Its spans replace the old ones, and the trace proves what changed.
 """
 
 import bisect
@@ -247,8 +247,9 @@ class _TurnRenderer:
 def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Messages) -> WrittenText:
     """Every assistant turn as it was written when it was the last, with all reasoning.
 
-    Its values are those of `originals`: with white space that the template strips, booleans and null as JSON,
-    arguments that were JSON text. Notes report text that the template moves, which this cannot fix.
+    Its values are those of `originals`: with white space that the template strips, booleans and
+    null as JSON, arguments that were JSON text. Notes report text that the template moves,
+    which this cannot fix.
     """
     try:
         parsed = with_parsed_arguments(messages)
@@ -371,8 +372,9 @@ def _text(spans: Sequence[Span]) -> str:
 
 
 #
-# As in transformers, a mark goes after the content, and the rendering is cut there. So the template sees content
-# even if it is empty, and white space before the mark does not end the message.
+# As in transformers, a mark goes after the content, and the rendering is cut there. So the
+# template sees content even if it is empty, and white space before the mark does not end the
+# message.
 
 _MARK = "CONTINUED_FROM_HERE"
 _TAG = _MARK + " "

@@ -43,8 +43,9 @@ class Token(NamedTuple):
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
-    Arrays with an entry per token: `ids`, `messages` (-1 for none), `mask` (True where the model samples).
-    Lists: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`. ``rendered[3]`` is a `Token`.
+    Arrays with an entry per token: `ids`, `messages` (-1 for none), `mask` (True where the
+    model samples). Lists: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`.
+    ``rendered[3]`` is a `Token`.
     """
 
     tokenizer: Tokenizer
@@ -272,9 +273,10 @@ def field_name(origin: Origin | None) -> str:
 def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The message of each span.
 
-    Text belongs to its message, scaffold to its turn, and so does an assistant's text in another turn (a
-    function's name above its result). Scaffold before all turns belongs to the first message quoted there: before
-    the quote if that is a system message, after it if no other is quoted.
+    Text belongs to its message, scaffold to its turn, and so does an assistant's text in
+    another turn (a function's name above its result). Scaffold before all turns belongs to the
+    first message quoted there: before the quote if that is a system message, after it if no
+    other is quoted.
     """
     ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)

@@ -81,12 +81,14 @@ class Renderer:
     ) -> RenderedTokens:
         """Render a conversation: ids, origins and the loss mask.
 
-        `add_generation_prompt` ends it with the prompt for a new reply. `continue_final_message` leaves the last
-        message, the assistant's, open after its content. The mask is 0 for the open turn.
+        `add_generation_prompt` ends it with the prompt for a new reply.
+        `continue_final_message` leaves the last message, the assistant's, open after its
+        content. The mask is 0 for the open turn.
 
-        Raises InputError (naming message and field), TemplateError if the template refuses the conversation, and
-        ControlTokenError if untrusted text spells a control token and the policy is ``reject``. Text that reaches
-        no token (the result's `lost`) causes a `LostTextWarning`, or a LostTextError with ``lost="error"``.
+        Raises InputError (naming message and field), TemplateError if the template refuses the
+        conversation, and ControlTokenError if untrusted text spells a control token and the
+        policy is ``reject``. Text that reaches no token (the result's `lost`) causes a
+        `LostTextWarning`, or a LostTextError with ``lost="error"``.
         """
         if variables:
             problem = "pass template variables to create_renderer, not to render"
@@ -225,9 +227,10 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        Returns a `BridgeRefusal`, falsy and with a reason, if that cannot be proven. Raises InputError; for a
-        prompt that is not ids, only reading the result's ids does. Pass the tools of the first prompt. `messages`
-        is the conversation before the completion, for templates whose new text depends on it.
+        Returns a `BridgeRefusal`, falsy and with a reason, if that cannot be proven. Raises
+        InputError; for a prompt that is not ids, only reading the result's ids does. Pass the
+        tools of the first prompt. `messages` is the conversation before the completion, for
+        templates whose new text depends on it.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
@@ -288,10 +291,11 @@ class Renderer:
     ) -> ParsedResponse:
         """Read a completion: reasoning, content and tool calls, each with its tokens.
 
-        `tools` say what bare values mean, and which names are tools. `prompt_ids` show which part of the turn the
-        prompt already wrote (``<think>``); the default is the template's generation prompt. Ids just past the
-        vocabulary (a padded embedding) read as U+FFFD; larger ones raise InputError. `calls` overrides the
-        renderer's: ``"strict"`` (calls out of place are only `ParsedResponse.attempts`) or ``"lenient"``.
+        `tools` say what bare values mean, and which names are tools. `prompt_ids` show which
+        part of the turn the prompt already wrote (``<think>``); the default is the template's
+        generation prompt. Ids just past the vocabulary (a padded embedding) read as U+FFFD;
+        larger ones raise InputError. `calls` overrides the renderer's: ``"strict"`` (calls out
+        of place are only `ParsedResponse.attempts`) or ``"lenient"``.
         """
         ids = check_sampled(token_ids, "token_ids", self.tokenizer.vocabulary.size)
         parser = self.streaming_parser(tools=tools, prompt_ids=prompt_ids, calls=calls)

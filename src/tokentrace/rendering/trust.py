@@ -17,8 +17,9 @@ from .rendered import field_name
 TRUSTED = frozenset({"system", "developer", "assistant", "kwargs"})
 """Whose text may hold control tokens by default: the operator's own, and an assistant's.
 
-Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of them),
-``"documents"``. An assistant's text may hold only those that occur inside a turn (`TemplateStudy.inner_tokens`).
+Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of
+them), ``"documents"``. An assistant's text may hold only those that occur inside a turn
+(`TemplateStudy.inner_tokens`).
 """
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -86,9 +86,10 @@ class Summary:
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
     """Turn a dataset row into a task: its conversation up to the model's answer.
 
-    ``tools_kwargs`` and ``interaction_kwargs``, from the row or its ``extra_info``, go to the tools and the
-    interaction. ``tools`` or ``tool_selection`` selects tools by name. Other columns become metadata. Drops nulls
-    that a table may have filled in, unless the row was read `from_json`.
+    ``tools_kwargs`` and ``interaction_kwargs``, from the row or its ``extra_info``, go to the
+    tools and the interaction. ``tools`` or ``tool_selection`` selects tools by name. Other
+    columns become metadata. Drops nulls that a table may have filled in, unless the row was
+    read `from_json`.
     """
     row = {"messages": row} if isinstance(row, list) else row
     if not isinstance(row, Mapping):
@@ -179,10 +180,11 @@ async def run_rollouts(
 ) -> Summary:
     """Run tasks, `concurrency` at a time. Those that are finished in the store only count.
 
-    A rollout's seed depends on `seed` and its position among the tasks. While the engine does not answer, all
-    rollouts wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted` continues
-    rollouts that were aborted or under way, or starts over with a note that says why. Raises InputError for
-    duplicate names, and at the end if a rollout cancelled its own task.
+    A rollout's seed depends on `seed` and its position among the tasks. While the engine does
+    not answer, all rollouts wait for as long as `patience` allows; then EngineDown ends the
+    run. `continue_aborted` continues rollouts that were aborted or under way, or starts over
+    with a note that says why. Raises InputError for duplicate names, and at the end if a
+    rollout cancelled its own task.
     """
     instance("agent", agent, Agent, InputError)
     waiting = patience or Patience()

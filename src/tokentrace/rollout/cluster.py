@@ -1,7 +1,7 @@
 """Rollouts on a Ray cluster: agents as actors on many machines, and one process with the store.
 
-Each worker makes its own agent and all tasks, and receives the numbers of those to run. If it dies, its rollouts
-run again.
+Each worker makes its own agent and all tasks, and receives the numbers of those to run. If it
+dies, its rollouts run again.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ async def run_rollouts_on_ray(
 ) -> Summary:
     """Run `run_rollouts` on a Ray cluster. The rollouts are the same, whichever worker runs them.
 
-    `make` is called on each of the `workers`, by default one per CPU; its tasks must equal `tasks`. The workers
-    share `concurrency`. `address` is ``"auto"`` for this machine's cluster, ``"local"`` for its cores. `patience`
-    is how long a worker waits for an engine, and the run for a node. Raises InputError if a worker cannot start
-    or differs.
+    `make` is called on each of the `workers`, by default one per CPU; its tasks must equal
+    `tasks`. The workers share `concurrency`. `address` is ``"auto"`` for this machine's
+    cluster, ``"local"`` for its cores. `patience` is how long a worker waits for an engine, and
+    the run for a node. Raises InputError if a worker cannot start or differs.
     """
     ray, chosen = import_ray(), list(named(tasks))
     todo = sum(store is None or not store.is_finished(task.name) for task in chosen)

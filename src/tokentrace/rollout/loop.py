@@ -1,6 +1,7 @@
 """The agent loop: render once, then sample, parse, run tools and bridge, until the rollout ends.
 
-Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, but never rendered again.
+Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, but never rendered
+again.
 """
 
 import asyncio
@@ -96,9 +97,10 @@ class Agent:
     ) -> Rollout:
         """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
 
-        A failure ends the rollout, which keeps its sampled tokens. Only EngineDown is raised, if the engine does
-        not answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: answered
-        calls do not run again. Raises ContinuationError if that is impossible.
+        A failure ends the rollout, which keeps its sampled tokens. Only EngineDown is raised,
+        if the engine does not answer for longer than `patience` allows. `resumed` continues an
+        earlier rollout of the task: answered calls do not run again. Raises ContinuationError
+        if that is impossible.
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")

@@ -1,7 +1,7 @@
 """While its engine does not answer, a run waits and asks again, and continues or gives up.
 
-One rollout asks the engine for a single token now and then, and the others wait. If the engine answers this probe
-but not a rollout's request, the rollout ends after a few tries.
+One rollout asks the engine for a single token now and then, and the others wait. If the engine
+answers this probe but not a rollout's request, the rollout ends after a few tries.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ class EngineDown(EngineError):  # noqa: N818
 class Patience:
     """How long a run waits for its engine: `seconds`, then `EngineDown`; None waits forever.
 
-    `notice` is called with a text before each pause, and with None when the engine answers again.
+    `notice` is called with a text before each pause, and with None when the engine answers
+    again.
     """
 
     def __init__(

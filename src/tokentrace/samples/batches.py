@@ -41,12 +41,14 @@ def collate(
 ) -> dict[str, Any]:
     """A batch of rows, padded to the longest, to `length`, or up to a multiple of `multiple_of`.
 
-    docs/samples.md lists its columns. With the `version` of the weights being trained, it has ``token_versions``
-    and staleness; with `channels`, an array for each name, in which tokens without an entry get the given value:
-    ``channels={"routed_experts": -1}``. A row's first token never carries loss: nothing could predict it.
+    docs/samples.md lists its columns. With the `version` of the weights being trained, it has
+    ``token_versions`` and staleness; with `channels`, an array for each name, in which tokens
+    without an entry get the given value: ``channels={"routed_experts": -1}``. A row's first
+    token never carries loss: nothing could predict it.
 
-    Raises SampleError if there are no samples, one is empty or longer than `length`, only some have logprobs,
-    advantages or a reward, or a token that carries loss lacks a value that the batch needs.
+    Raises SampleError if there are no samples, one is empty or longer than `length`, only some
+    have logprobs, advantages or a reward, or a token that carries loss lacks a value that the
+    batch needs.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)

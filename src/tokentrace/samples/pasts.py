@@ -1,7 +1,7 @@
 """Past turns: where a template writes a turn differently once it is no longer the last, or than its prompt.
 
-The trace shows which reasoning is left out. The rest is learned once for each kind of turn: a small turn is
-rendered as the last message, and again with other messages after it.
+The trace shows which reasoning is left out. The rest is learned once for each kind of turn: a
+small turn is rendered as the last message, and again with other messages after it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -63,7 +63,8 @@ class _TurnKind(NamedTuple):
         if self.reasoning:
             turn[self.reasoning] = "thought"
         if self.inline:
-            # some templates show only one of the two: the field, or text between tags in content
+            # some templates show only one of the two: the field, or text between tags in
+            # content
             inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
             turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
         return {**turn, "tool_calls": [call()]} if self.calls else turn

@@ -196,10 +196,11 @@ class _Extent:
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     """Make a sample fit into `length` tokens; one that fits already is returned as it is.
 
-    Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a message: the
-    generation prompt or header with the next, the close with the one before. ``right`` moves the cut back if it
-    would fall inside scaffold or a synthetic close, or leave only a message's scaffold. ``left`` cuts off what is
-    before all messages (a BOS token, tools). A sample without a trained token or a whole message is left out.
+    Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a
+    message: the generation prompt or header with the next, the close with the one before.
+    ``right`` moves the cut back if it would fall inside scaffold or a synthetic close, or leave
+    only a message's scaffold. ``left`` cuts off what is before all messages (a BOS token,
+    tools). A sample without a trained token or a whole message is left out.
     """
     if not isinstance(sample, Sample):
         raise SampleError(f"truncate takes a Sample, not {brief(sample)}")
@@ -238,7 +239,8 @@ def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
         # its close goes with it, or is cut off where it does not fit: it carries no loss
         last = fitting[-1]
         return 0, last.stop if last.stop <= length else last.end
-    # The generation prompt of a sampled token is in the message before: the cut would remove the speaker's name.
+    # The generation prompt of a sampled token is in the message before: the cut would remove
+    # the speaker's name.
     opened = sample.mask | (sample.kinds == Kind.SAMPLED)
     starts = (message.start for message in messages if not opened[message.start])
     start = next((start for start in starts if start >= count - length), None)

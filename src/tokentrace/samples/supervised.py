@@ -107,13 +107,17 @@ def build_supervised_sample(
 ) -> Sample:
     """A conversation as one row: ids, loss mask, labels, and where each token came from, in one render.
 
-    - `turns`: which assistant turns carry loss, from message `since` on: ``"all"``, ``"last"``, or ``"flagged"``
-      (all but those with ``"train": false`` or ``"weight": 0``).
-    - `parts`: which of their ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters), ``"stop"`` do.
-    - `roles`: whose messages do. For roles other than the assistant, only the text carries loss.
-    - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default the renderer's, with a
-      `HistoryWarning` if that trains turns in a form that inference never shows.
-    - `final_stop`: add the token that the model ends the last turn with, if the template leaves it out.
+    - `turns`: which assistant turns carry loss, from message `since` on: ``"all"``, ``"last"``,
+      or ``"flagged"`` (all but those with ``"train": false`` or ``"weight": 0``).
+    - `parts`: which of their ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with
+      delimiters), ``"stop"`` do.
+    - `roles`: whose messages do. For roles other than the assistant, only the text carries
+      loss.
+    - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default the
+      renderer's, with a `HistoryWarning` if that trains turns in a form that inference never
+      shows.
+    - `final_stop`: add the token that the model ends the last turn with, if the template leaves
+      it out.
 
     Raises what `render` raises, and SampleError for unknown settings.
 
@@ -137,8 +141,9 @@ def build_supervised_samples(
 ) -> list[Sample]:
     """Like `build_supervised_sample`, but `past` may be ``"expand"``, which makes as many rows as needed.
 
-    Each assistant turn is trained exactly once, in a row that shows what the model would have seen before it. A
-    row goes on with the next turn while that turn's history is the row so far.
+    Each assistant turn is trained exactly once, in a row that shows what the model would have
+    seen before it. A row goes on with the next turn while that turn's history is the row so
+    far.
     """
     return _built(renderer, SampleSettings(**settings), messages, tools, since)
 
@@ -162,9 +167,9 @@ def build_prompt_response_sample(
 ) -> Sample:
     """A row of one turn: the prompt, the response, the end-of-sequence token; loss on the last two.
 
-    `prompt` is a list of messages, rendered with a generation prompt, or a string. Prompt and response are
-    encoded separately, as at inference. `eos` is the tokenizer's by default; a note says if the template ends
-    turns with another token.
+    `prompt` is a list of messages, rendered with a generation prompt, or a string. Prompt and
+    response are encoded separately, as at inference. `eos` is the tokenizer's by default; a
+    note says if the template ends turns with another token.
     """
     tokenizer = renderer.tokenizer
     if not isinstance(response, str):

@@ -28,12 +28,14 @@ def trajectory_samples(
 ) -> list[Sample]:
     """One row for each branch that owns sampled tokens, in branch order: the branch's whole stream.
 
-    Over all rows, each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions
-    and completions are the whole stream's. A note reports logprobs that are not of the sampling distribution.
+    Over all rows, each sampled token carries loss exactly once, in the branch that owns it.
+    Logprobs, versions and completions are the whole stream's. A note reports logprobs that are
+    not of the sampling distribution.
 
-    Each row gets `reward`, by default the trajectory's (`set_reward`), else ``metadata["reward"]``. `advantage`
-    is a float for all turns, a function of a turn, or one value for each turn in write order; it goes to the
-    turn's tokens that carry loss. Raises SampleError if one is not a finite float32.
+    Each row gets `reward`, by default the trajectory's (`set_reward`), else
+    ``metadata["reward"]``. `advantage` is a float for all turns, a function of a turn, or one
+    value for each turn in write order; it goes to the turn's tokens that carry loss. Raises
+    SampleError if one is not a finite float32.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -164,7 +166,8 @@ EPSILON = 1e-6  # added to the deviation of a group
 class Baseline(StrEnum):
     """What a reward is compared with: the rewards of its group, the rollouts of one task.
 
-    Where nothing can be compared (a group of one, equal rewards), an advantage is 0, and a note reports it.
+    Where nothing can be compared (a group of one, equal rewards), an advantage is 0, and a note
+    reports it.
     """
 
     STD = "std"
@@ -261,9 +264,10 @@ def trajectory_advantages(
 ) -> Advantages:
     """Advantages of rollouts within groups: those with the same ``metadata["group"]``. Each needs its own name.
 
-    A rollout's reward (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with its group and goes
-    to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards are compared with the same turn of the
-    others, and added, times the weight. Parts of a resumed turn are one turn.
+    A rollout's reward (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with
+    its group and goes to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards
+    are compared with the same turn of the others, and added, times the weight. Parts of a
+    resumed turn are one turn.
     """
     how = choose(Baseline, "baseline", baseline, SampleError)
     weight = number("turn_weight", turn_weight, -math.inf, math.inf, SampleError)

@@ -67,8 +67,8 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
 def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
     """The differences from positions `at` and `other_at` on, with what `other` adds at its end.
 
-    A few equal tokens do not end a difference, since a template's tokens recur everywhere: the larger it is, the
-    more of them it may contain.
+    A few equal tokens do not end a difference, since a template's tokens recur everywhere: the
+    larger it is, the more of them it may contain.
     """
     while True:
         same = common_prefix(one[at:], other[other_at:])

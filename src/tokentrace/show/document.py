@@ -1,7 +1,8 @@
 """One kind of document for every result, which terminals print and pages show.
 
-A `Track` is a row of tokens with columns; a branch of a tree has only the tokens that its parent lacks.
-`Document.to_json` writes each distinct text of a token and each run of equal values once.
+A `Track` is a row of tokens with columns; a branch of a tree has only the tokens that its
+parent lacks. `Document.to_json` writes each distinct text of a token and each run of equal
+values once.
 """
 
 import itertools
@@ -119,8 +120,8 @@ class Piece(NamedTuple):
 class Track:
     """Tokens in a row. Each column has one entry per token, or is None if unknown.
 
-    Without `texts`, ids are shown. An id of -1 is a piece of text. With a `parent`, the first `shared` tokens are
-    that track's, and the columns start after them.
+    Without `texts`, ids are shown. An id of -1 is a piece of text. With a `parent`, the first
+    `shared` tokens are that track's, and the columns start after them.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """A document as a page: one file without external resources, in which no text can execute.
 
-The page holds the document as JSON, and its script inserts every string as text. The content security policy
-allows only its own script and style sheet, by hash.
+The page holds the document as JSON, and its script inserts every string as text. The content
+security policy allows only its own script and style sheet, by hash.
 """
 
 import base64
@@ -75,8 +75,8 @@ class Page:
 def show(value: Any, other: Any = None, *, tokenizer: Any = None, title: str = "") -> Page:
     """Show any result on a page; with `other`, two results side by side, aligned by token.
 
-    `tokenizer`, a tokenizer or a renderer, has the texts of tokens that the result does not carry. Raises
-    InputError for a value that is not a result.
+    `tokenizer`, a tokenizer or a renderer, has the texts of tokens that the result does not
+    carry. Raises InputError for a value that is not a result.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET

@@ -53,8 +53,9 @@ def document_of(
 ) -> Document:
     """The document of a result; with `other`, of two results side by side, aligned by token.
 
-    `tokenizer` has the texts of tokens that the result does not carry (trajectories, bridges, rows from a file);
-    without it, ids are shown. Raises InputError for a value that is not a result.
+    `tokenizer` has the texts of tokens that the result does not carry (trajectories, bridges,
+    rows from a file); without it, ids are shown. Raises InputError for a value that is not a
+    result.
     """
     tokenizer = tokenizer.tokenizer if isinstance(tokenizer, Renderer) else tokenizer
     document = _document(value, tokenizer) if other is None else _side_by_side(value, other, tokenizer)

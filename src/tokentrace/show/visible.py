@@ -25,8 +25,9 @@ _UNSEEN = re.compile(
 def visible(text: str) -> str:
     """Replace everything that a terminal or a browser would act on, except newlines and tabs.
 
-    Control characters become their pictures (``␛``), other invisible or reordering characters their numbers, and
-    halves of surrogate pairs U+FFFD. Joiners and variation selectors stay next to an emoji or a non-ASCII letter.
+    Control characters become their pictures (``␛``), other invisible or reordering characters
+    their numbers, and halves of surrogate pairs U+FFFD. Joiners and variation selectors stay
+    next to an emoji or a non-ASCII letter.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -1,7 +1,8 @@
 """Sessions in one SQLite file: the default store, for one process.
 
-One thread writes. It commits all pending writes together, each in a savepoint: sessions share one wait for the
-disk. Short reads run on the event loop, as in WAL mode they never wait for a writer; longer ones have a thread.
+One thread writes. It commits all pending writes together, each in a savepoint: sessions share
+one wait for the disk. Short reads run on the event loop, as in WAL mode they never wait for a
+writer; longer ones have a thread.
 """
 
 import asyncio

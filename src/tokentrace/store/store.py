@@ -1,8 +1,8 @@
 """The store of sessions, for rollouts and the gateway alike.
 
-A session's record is append-only. A turn is one `append`, and on disk when that returns. If another writer was
-faster, it raises `Conflict`: read the new turns, and try again. So any number of gateways can serve one session,
-and none can fork its record.
+A session's record is append-only. A turn is one `append`, and on disk when that returns. If
+another writer was faster, it raises `Conflict`: read the new turns, and try again. So any
+number of gateways can serve one session, and none can fork its record.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ _BATCH = 500
 class Store:
     """Sessions in a database. Safe to use from many tasks of one event loop.
 
-    Methods raise StoreError if the store cannot be used; the next call tries again. A failed write took effect
-    completely or not at all, and may be repeated.
+    Methods raise StoreError if the store cannot be used; the next call tries again. A failed
+    write took effect completely or not at all, and may be repeated.
     """
 
     def __init__(self, database: Database) -> None:
@@ -116,7 +116,8 @@ class Store:
     async def create(self, session: SessionInfo, *, key: str | None = None) -> SessionInfo:
         """Create a session, or return the one that already has this id.
 
-        `key` is a hash. Raises KeyConflict if another session has it, or the session has another one.
+        `key` is a hash. Raises KeyConflict if another session has it, or the session has
+        another one.
         """
         if not is_storable(session.id + (key or "")):
             raise StoreError(f"the id or key of session {session.id!r} has a NUL or a lone surrogate")
@@ -235,8 +236,8 @@ class Store:
     async def append(self, id: str, turn: TurnRecord, *, request: str, names: Sequence[str] = ()) -> None:
         """Store a turn and end its request; it is on disk when this returns.
 
-        `turn_named` finds it by its `names`, which move from earlier turns. Raises Conflict if the session has
-        grown, and Closed if it is not open. Repeating it changes nothing.
+        `turn_named` finds it by its `names`, which move from earlier turns. Raises Conflict if
+        the session has grown, and Closed if it is not open. Repeating it changes nothing.
         """
         info = json_bytes(turn.info)
 

@@ -23,8 +23,8 @@ Prompt = GenerationPrompt | None
 class GenerationPrompts:
     """Generation prompts of one template.
 
-    If its syntax proves that they do not depend on the conversation (`Template.asks_alike`), every turn has the
-    prompt of a probe. If not, the conversation up to the turn is rendered.
+    If its syntax proves that they do not depend on the conversation (`Template.asks_alike`),
+    every turn has the prompt of a probe. If not, the conversation up to the turn is rendered.
     """
 
     def __init__(self, study: TemplateStudy) -> None:
@@ -65,12 +65,14 @@ class GenerationPrompts:
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt; None if it is not there.
 
-        It may have been written before the turn. A turn may begin with one of the `alternatives` instead.
+        It may have been written before the turn. A turn may begin with one of the
+        `alternatives` instead.
         """
         tail, text = None if prompt is None else prompt.tail, encoded.rendering.text
         if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):
             return len(tail)  # nearly all turns
-        # it may begin in the turn before, with a separator, and end in a field that brings its own ``<think>``
+        # it may begin in the turn before, with a separator, and end in a field that brings its
+        # own ``<think>``
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
             end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern

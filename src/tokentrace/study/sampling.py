@@ -1,7 +1,8 @@
 """Which tokens of a rendering the model samples.
 
-A token is sampled if it is in an assistant's turn (`study.turns`), after the generation prompt that the template
-writes there (`study.prompts`), up to and including the control token that ends the turn (`study.endings`).
+A token is sampled if it is in an assistant's turn (`study.turns`), after the generation prompt
+that the template writes there (`study.prompts`), up to and including the control token that
+ends the turn (`study.endings`).
 """
 
 import bisect

@@ -1,7 +1,8 @@
 """TemplateStudy: what we learn about one template, once.
 
-A study depends only on a template, its variables and a tokenizer, so renderers share it (`study_of`). It renders
-each probe once, and finds each fact on first use, in one thread while others wait.
+A study depends only on a template, its variables and a tokenizer, so renderers share it
+(`study_of`). It renders each probe once, and finds each fact on first use, in one thread while
+others wait.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class TemplateStudy:
     ) -> Rendering | None:
         """A probe, rendered once; None if the template refuses it. Do not modify the result.
 
-        `tools` declares the stand-in tool, also if a template that `needs_tools` refuses the probe without.
-        `changes` are other values of variables. After one TemplateLimitError, every probe raises it.
+        `tools` declares the stand-in tool, also if a template that `needs_tools` refuses the
+        probe without. `changes` are other values of variables. After one TemplateLimitError,
+        every probe raises it.
         """
         rendering = self._rendered(messages, tools, prompt, changes)
         if rendering is None and not tools and self.needs_tools():

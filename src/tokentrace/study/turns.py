@@ -1,8 +1,9 @@
 """Turns: where each one is in a rendering.
 
-The trace says in whose turn each span was written (`turn_spans`). Some templates print their whole output at the
-end, so scaffold has no owner. For these, `find_turns` renders the conversation up to each turn: it begins where
-its prompt ends, and ends where the conversation with it ends, unless the template rewrites the past.
+The trace says in whose turn each span was written (`turn_spans`). Some templates print their
+whole output at the end, so scaffold has no owner. For these, `find_turns` renders the
+conversation up to each turn: it begins where its prompt ends, and ends where the conversation
+with it ends, unless the template rewrites the past.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class GenerationPrompt:
     tail: str
     """The text after the last turn."""
     added: str
-    """What asking adds to the text. The tail may also have a message's end (Llama's first user message, with
-    tools), or lack what was written in a turn."""
+    """What asking adds to the text. The tail may also have a message's end (Llama's first user
+    message, with tools), or lack what was written in a turn."""
 
     @classmethod
     def between(cls, plain: Rendering | None, prompted: Rendering | None) -> GenerationPrompt | None:

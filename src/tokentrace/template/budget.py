@@ -2,9 +2,10 @@
 
 A template is somebody else's program. Three rules keep it from running or writing without end:
 
-- each round of a loop, call and item of a lazy filter is a step; every few steps the clock is checked;
-- no value may pass a fixed size, which is checked before it is made (nested containers: before they are printed,
-  compared or hashed);
+- each round of a loop, call and item of a lazy filter is a step; every few steps the clock is
+  checked;
+- no value may pass a fixed size, which is checked before it is made (nested containers: before
+  they are printed, compared or hashed);
 - every new value is charged in bytes. Outside a render, nothing is charged.
 """
 

@@ -223,8 +223,8 @@ def _compile_errors() -> Iterator[None]:
 class PythonFormat(Template):
     """A format with no Jinja template: a generator of the traced pieces that one would print.
 
-    `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
-    ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn.
+    `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages
+    and calls ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn.
     """
 
     reads_boxed = True

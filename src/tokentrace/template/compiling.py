@@ -2,7 +2,8 @@
 
 Jinja's own code generator handles scopes, macros and blocks. The differences:
 
-- each variable ``l_1_x`` has an ``o_1_x``, the origin of its value (`expressions.py`, `pairs.py`);
+- each variable ``l_1_x`` has an ``o_1_x``, the origin of its value (`expressions.py`,
+  `pairs.py`);
 - output is a flat list of values and origins;
 - a loop tells the trace whose turn is being written, and runs over plain items where it can.
 

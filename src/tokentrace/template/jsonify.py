@@ -1,6 +1,7 @@
 """``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its field.
 
-A tool call's arguments are one field, and so is a tool's schema: one run, written by Python's encoder.
+A tool call's arguments are one field, and so is a tool's schema: one run, written by Python's
+encoder.
 """
 
 import functools

@@ -3,10 +3,11 @@
 - a plain value with an `Origin`: that field, or text that was cut out of it;
 - a plain list with a tuple of origins, one per item;
 - a plain value with None: the template's own;
-- a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin next to it is ignored.
+- a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin next to
+  it is ignored.
 
-`box` turns a pair into one value. Compiled code does the most common operations on plain values, the environment
-all others on boxed ones.
+`box` turns a pair into one value. Compiled code does the most common operations on plain
+values, the environment all others on boxed ones.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """Text that knows where each of its characters came from.
 
-A method keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` joined with traced text is scaffold.
+A method keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` joined with traced
+text is scaffold.
 """
 
 from __future__ import annotations

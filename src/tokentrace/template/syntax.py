@@ -93,7 +93,8 @@ def items_of(node: nodes.Node) -> nodes.Expr | None:
 def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
     """The variables of a loop that needs no loop object; None for a loop that does.
 
-    It runs over single items or ``x.items()``, has no ``{% else %}``, and reads only counts and neighbours.
+    It runs over single items or ``x.items()``, has no ``{% else %}``, and reads only counts and
+    neighbours.
     """
     items = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
     names = [name for name in items if isinstance(name, nodes.Name)]

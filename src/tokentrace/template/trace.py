@@ -24,9 +24,10 @@ Span = tuple[str, int, Origin | None]
 class Rendering:
     """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
 
-    `turns[k]` is the message in whose turn it was written (-1: none), `origins[k]` its field (None: the template
-    wrote it). `generation` are the ranges of characters in ``{% generation %}`` tags; `tail` is where the text
-    after the last turn starts: the generation prompt, if any.
+    `turns[k]` is the message in whose turn it was written (-1: none), `origins[k]` its field
+    (None: the template wrote it). `generation` are the ranges of characters in ``{% generation
+    %}`` tags; `tail` is where the text after the last turn starts: the generation prompt, if
+    any.
     """
 
     text: str
@@ -71,8 +72,8 @@ class Rendering:
 TURN = Origin(("@turn",))
 """In place of an origin: the value is the message whose turn begins (-1: none).
 
-Below -1 it is a round of a loop over something else (indices, say), which belongs to the message whose text it
-prints, if there is exactly one.
+Below -1 it is a round of a loop over something else (indices, say), which belongs to the
+message whose text it prints, if there is exactly one.
 """
 GENERATION = Origin(("@generation",))
 """In place of an origin: the value is the length of a ``{% generation %}`` block that begins here."""
@@ -85,7 +86,8 @@ _MAX_ENTRIES = 4 * MAX_ITEMS
 class Trace:
     """The state of one run: what it wrote, whose turn is being written, and what it may still do.
 
-    `out` is a flat list of values, each before its origin (see `pairs`). `messages` is None if they are boxed.
+    `out` is a flat list of values, each before its origin (see `pairs`). `messages` is None if
+    they are boxed.
     """
 
     __slots__ = ("blocks", "budget", "collected", "current", "messages", "out", "rounds", "stack")

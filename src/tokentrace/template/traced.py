@@ -1,11 +1,14 @@
 """Values that remember where they came from: *boxed* values.
 
-A ``TracedStr`` has an origin for each character; numbers, None and containers have one. An origin is
+A ``TracedStr`` has an origin for each character; numbers, None and containers have one. An
+origin is
 
 - a path such as ``("messages", 2, "content")``: the value came from that field;
 - ``None``: the template itself wrote it (scaffold);
-- an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the template);
-- ``UNKNOWN``: derived from fields in a way that cannot be followed. Never trusted, never credited.
+- an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the
+  template);
+- ``UNKNOWN``: derived from fields in a way that cannot be followed. Never trusted, never
+  credited.
 
 A number computed from a field's is UNKNOWN. Counts (lengths, positions) are the template's own.
 """

@@ -1,7 +1,7 @@
 """Finds the control tokens in a text as ``tokenizers`` does, but only where the text may contain them.
 
-``tokenizers`` first searches for added tokens that are not normalized. Then it normalizes each piece between them
-and searches there for the others, by their normalized text.
+``tokenizers`` first searches for added tokens that are not normalized. Then it normalizes each
+piece between them and searches there for the others, by their normalized text.
 """
 
 import bisect

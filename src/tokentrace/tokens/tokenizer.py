@@ -42,8 +42,9 @@ LONG_S = "\u017f"
 class Tokenizer:
     """Text to ids and back. Never re-encodes decoded text. Immutable and safe to share between threads.
 
-    `templates` are chat templates by name, `variables` the special tokens by their names in templates
-    (``bos_token``…), `eos_ids` the ids that end generation by the model's configuration.
+    `templates` are chat templates by name, `variables` the special tokens by their names in
+    templates (``bos_token``…), `eos_ids` the ids that end generation by the model's
+    configuration.
     """
 
     def __init__(

@@ -62,7 +62,8 @@ class ControlToken:
 class Vocabulary:
     """Tables over the token ids of a ``tokenizer.json``.
 
-    A control token is any added token, special or not, that is not mere white space (Gemma's newlines are text).
+    A control token is any added token, special or not, that is not mere white space (Gemma's
+    newlines are text).
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -194,8 +195,8 @@ class Vocabulary:
     def plain_spec(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
         """The same tokenizer without control tokens: all text stays text.
 
-        `first`: the text begins the input; some tokenizers write a space before the first word only.
-        `normalized`: it is already.
+        `first`: the text begins the input; some tokenizers write a space before the first word
+        only. `normalized`: it is already.
         """
         spec, whole = self.plain_parts(first=first, normalized=normalized), self.spec
         if self.white_space:  # rows keep their places: tokenizers counts ids and ignores those in the file

@@ -65,8 +65,8 @@ class Packed:
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     """Check and pack the channels of a completion of `count` tokens; without tokens it has none.
 
-    Integers of one shape become the smallest array that holds them, arrays of finite numbers keep their type; all
-    else must be JSON.
+    Integers of one shape become the smallest array that holds them, arrays of finite numbers
+    keep their type; all else must be JSON.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(f"channels must map names to one entry for each token, not {brief(channels)}")
@@ -135,7 +135,8 @@ def _plain(value: Any) -> Any:
 class Channel:
     """One side channel along a stream or a row: entries for sampled tokens, None for the others.
 
-    `pieces` are runs of tokens with entries: where each run begins, and an entry for each of its tokens.
+    `pieces` are runs of tokens with entries: where each run begins, and an entry for each of
+    its tokens.
 
     >>> channel = Channel(5, ((3, [[7, 8], [8, 9]]),))
     >>> channel.entries()

@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 class Trajectory(ShowsItself, Record):
     """Ids, kinds, logprobs and turns of one rollout; a tree of branches where its history was rewritten.
 
-    A write that fails raises `TrajectoryError` and changes nothing. Only `append_completion` records tokens as
-    `Kind.SAMPLED`. Methods work on the current branch, the one last written to, unless `branch` names another.
-    Views are read-only and never change. Not safe for writers in several threads.
+    A write that fails raises `TrajectoryError` and changes nothing. Only `append_completion`
+    records tokens as `Kind.SAMPLED`. Methods work on the current branch, the one last written
+    to, unless `branch` names another. Views are read-only and never change. Not safe for
+    writers in several threads.
 
-    `vocab_size` bounds the ids. With `logprobs=False`, no token has a logprob; otherwise every sampled token has
-    one. `metadata` is any dict that JSON can hold.
+    `vocab_size` bounds the ids. With `logprobs=False`, no token has a logprob; otherwise every
+    sampled token has one. `metadata` is any dict that JSON can hold.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -95,8 +96,8 @@ class Trajectory(ShowsItself, Record):
     ) -> None:
         """Record tokens after the stream that were not sampled: tool results, scaffold, a generation prompt.
 
-        They add `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`,
-        and the number of the new message, from 0.
+        They add `messages` messages. `message_spans` are rows ``(start, stop, message)``:
+        positions in `new_ids`, and the number of the new message, from 0.
         """
         last, added = self._last(branch), as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
@@ -131,12 +132,15 @@ class Trajectory(ShowsItself, Record):
     ) -> Turn:
         """Record the tokens that an engine returned for the stream as its prompt.
 
-        - `version`: the weights, one version for all tokens, or rows ``(version, start, stop)`` that cover them.
-        - `logprobs_kind`, `sampling`: the distribution of the logprobs; the request's temperature, top-p, top-k.
+        - `version`: the weights, one version for all tokens, or rows ``(version, start, stop)``
+          that cover them.
+        - `logprobs_kind`, `sampling`: the distribution of the logprobs; the request's
+          temperature, top-p, top-k.
         - `cached_tokens`: how many ids of the prompt the engine had cached.
-        - `channels`: more values per token by name, such as routed experts: arrays or JSON values.
-        - `continues`: it continues the message of the turn before, which was empty or ended with ``"abort"`` or
-          ``"length"``, with no new message in between.
+        - `channels`: more values per token by name, such as routed experts: arrays or JSON
+          values.
+        - `continues`: it continues the message of the turn before, which was empty or ended
+          with ``"abort"`` or ``"length"``, with no new message in between.
         """
         index = self._index(branch)
         last = self._last(index)
@@ -182,8 +186,8 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole next prompt; returns how many of its ids are new.
 
-        Raises `ExtensionError`, naming the first difference, unless it begins with the stream. `kinds`,
-        `message_spans` and `messages`, its count, describe the whole prompt.
+        Raises `ExtensionError`, naming the first difference, unless it begins with the stream.
+        `kinds`, `message_spans` and `messages`, its count, describe the whole prompt.
         """
         index = self._index(branch)
         last = self._last(index)
@@ -215,9 +219,10 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
-        It shares the longest prefix recorded in the tree. Arguments are as in `extend_to`; by default no message
-        is new. Raises `TrajectoryError` for a prompt that begins with a branch's whole stream: use `extend_to`.
-        To sample a prompt again, branch after its first completion.
+        It shares the longest prefix recorded in the tree. Arguments are as in `extend_to`; by
+        default no message is new. Raises `TrajectoryError` for a prompt that begins with a
+        branch's whole stream: use `extend_to`. To sample a prompt again, branch after its first
+        completion.
         """
         self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
@@ -248,8 +253,8 @@ class Trajectory(ShowsItself, Record):
     ) -> None:
         """Record ids at `start` of a branch, which then holds `messages` messages.
 
-        With a `parent`, the branch that owns the token before `start` (-1 for none), it opens the next branch.
-        The first `skip` ids are recorded already.
+        With a `parent`, the branch that owns the token before `start` (-1 for none), it opens
+        the next branch. The first `skip` ids are recorded already.
         """
         count, opening, ids = self.num_branches, parent is not None, prompt[skip:]
         if parent is None:

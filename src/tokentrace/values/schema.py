@@ -3,7 +3,8 @@
 The first rule that applies counts:
 
 1. Only strings are allowed: the text, as it arrives.
-2. The text spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 where only integers are.
+2. The text spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 where
+   only integers are.
 3. Strings are allowed, or the schema says nothing: the text.
 4. Otherwise: the value it spells; null for empty text, if allowed; else the text, uncertain.
 
