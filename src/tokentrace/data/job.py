@@ -87,8 +87,7 @@ def tokenize_files(
 
     Rows without a sample go to the file of bad rows, with the reason. With a `trainer` ("trl",
     "axolotl", …) the file has only the columns that it reads. `ray` is the address of a cluster
-    that does the work: ``"auto"``, ``"local"`` (a new one), or empty for the default of
-    ``ray.init()``.
+    that does the work: ``"auto"``, ``"local"`` (a new one), or empty for Ray's default.
 
     Calls `progress` with the counts, the amount done, and the total. Raises InputError if no
     row gives a sample, or for an existing file without `overwrite`; WriteError. If a run ends

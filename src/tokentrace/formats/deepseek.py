@@ -3,11 +3,9 @@
 Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`),
 character for character, and refuse what it refuses. Differences:
 
-- Tools are an argument. They go on a first message of the system, else before everything, as in
-  SGLang.
+- Tools are an argument. As in SGLang, they go on a first system message, else before all.
 - The references end a user's message with ``<｜Assistant｜>`` and a think token. Here that opener
-  belongs to the assistant's turn. It is always written, so ``add_generation_prompt`` changes
-  nothing.
+  belongs to the assistant's turn, and is written with and without ``add_generation_prompt``.
 - Content in parts becomes their texts, in V4's user and tool messages with an empty line
   between them.
 - Unknown roles are refused. (V4's encoder drops such a message where it drops reasoning.)

@@ -23,8 +23,7 @@ ONE_CALL = "the template writes one call per turn"
 class Frame:
     """The text around another: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``.
 
-    `lead`, `trail` and `after` are white space: before the text, after it, and after the
-    closing.
+    `lead`, `trail` and `after` are white space: before the text, after it, after the closing.
     """
 
     open: str = ""

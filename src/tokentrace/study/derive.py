@@ -1,8 +1,7 @@
 """Reads a grammar off a template: renders probes, whose trace shows where each field is.
 
 Reasoning with content shows how reasoning opens and closes; content alone shows what is written
-instead, and what surrounds content. Calls are in `study.derive_calls`. Nothing here is specific
-to a model.
+instead, and what surrounds content. Calls are in `study.derive_calls`. No model is special.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reads the delimiters of tool calls off turns with one call and with two.
 
 Text that both calls have belongs to each call, other text to the section around them. Arguments
-without scaffold among them are one JSON object. A JSON object with name and arguments is the
-call.
+without scaffold among them are one JSON object; with the name in it, the object is the call.
 """
 
 import itertools

@@ -1,7 +1,6 @@
 """Probe conversations: the small conversations that a template is rendered with to see what it does.
 
-They use the same few messages, to share renderings. Nothing in them spells a control token or a
-tag.
+They use the same few messages, to share renderings. None spells a control token or a tag.
 """
 
 import json

@@ -65,8 +65,7 @@ class GenerationPrompts:
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt; None if it is not there.
 
-        It may have been written before the turn. A turn may begin with one of the
-        `alternatives` instead.
+        It may precede the turn. A turn may begin with one of the `alternatives` instead.
         """
         tail, text = None if prompt is None else prompt.tail, encoded.rendering.text
         if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):

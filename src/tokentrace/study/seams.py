@@ -1,13 +1,11 @@
 """Seams: what a template writes after an assistant's turn when more messages follow.
 
 The bridge renders ``[a small context, a stand-in for the assistant's turn, the new messages]``
-and keeps what follows the turn. This is right only if that does not depend on the context. We
-check:
+and keeps what follows the turn. That is right only if it does not depend on the context:
 
 - *values*: by the trace, no text of the context or the stand-in may appear after the turn,
   unless it is known to be the true one (the name of the called function).
-- *control flow*: for each shape of new messages, several contexts and stand-ins are tried once
-  and must agree.
+- *control flow*: for each shape of new messages, several contexts and stand-ins must agree.
 - *order*: no text of the new messages may come before the turn's end.
 """
 

@@ -1,8 +1,7 @@
 """TemplateStudy: what we learn about one template, once.
 
 A study depends only on a template, its variables and a tokenizer, so renderers share it
-(`study_of`). It renders each probe once, and finds each fact on first use, in one thread while
-others wait.
+(`study_of`). It renders each probe once and finds each fact on first use, in one thread.
 """
 
 from __future__ import annotations

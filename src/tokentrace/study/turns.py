@@ -2,8 +2,7 @@
 
 The trace says in whose turn each span was written (`turn_spans`). Some templates print their
 whole output at the end, so scaffold has no owner. For these, `find_turns` renders the
-conversation up to each turn: it begins where its prompt ends, and ends where the conversation
-with it ends, unless the template rewrites the past.
+conversation up to each turn and with it, unless the template rewrites the past.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ def _plain(value: Any) -> Any:
 class Channel:
     """One side channel along a stream or a row: entries for sampled tokens, None for the others.
 
-    `pieces` are runs of tokens with entries: where each run begins, and an entry for each of
-    its tokens.
+    `pieces` are runs of tokens with entries: where each run begins, and the entries of it.
 
     >>> channel = Channel(5, ((3, [[7, 8], [8, 9]]),))
     >>> channel.entries()

@@ -120,8 +120,7 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
 def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, first: int = 0) -> Ids:
     """The message of each of `length` tokens, -1 for none, from rows ``(start, stop, message)``.
 
-    Positions count from `start`; `first` is added to the messages, which must be below
-    `messages`.
+    Positions count from `start`. The messages must be below `messages`; `first` is added.
     """
     owners, reached = np.full(length, -1, np.int32), start
     rows = spans.tolist() if isinstance(spans, np.ndarray) else spans

@@ -47,8 +47,7 @@ class _Stream:
 class Record:
     """The reading half of a `Trajectory`. Arrays that it returns are read-only and never change.
 
-    A branch is the list of its writes. Its stream is the beginning of its parent's stream, then
-    its own writes.
+    A branch is a list of writes. Its stream is the head of its parent's, then these writes.
     """
 
     def __init__(

@@ -144,8 +144,7 @@ def _record(fields: _Record, *arrays: bytes) -> bytes:
 def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     """Read a trajectory up to its last whole record; it may be empty.
 
-    Raises `TrajectoryError` for another format or version, and for a whole record that is not
-    valid.
+    Raises `TrajectoryError` for another format or version, and for whole but invalid records.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TrajectoryError(f"a trajectory is read from bytes, not from {brief(data)}")
@@ -173,8 +172,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> None:
     """Add records of `write_records` to a trajectory that has all earlier ones.
 
-    Raises `TrajectoryError` for a record that is not whole or does not follow; those before it
-    stay.
+    Raises `TrajectoryError` if one is not whole or does not follow; those before it stay.
     """
     for record in records:
         view = memoryview(record)

@@ -43,8 +43,7 @@ class Trajectory(ShowsItself, Record):
 
     A write that fails raises `TrajectoryError` and changes nothing. Only `append_completion`
     records tokens as `Kind.SAMPLED`. Methods work on the current branch, the one last written
-    to, unless `branch` names another. Views are read-only and never change. Not safe for
-    writers in several threads.
+    to, unless `branch` names another. Views are read-only. Only one thread may write.
 
     `vocab_size` bounds the ids. With `logprobs=False`, no token has a logprob; otherwise every
     sampled token has one. `metadata` is any dict that JSON can hold.
@@ -132,13 +131,11 @@ class Trajectory(ShowsItself, Record):
     ) -> Turn:
         """Record the tokens that an engine returned for the stream as its prompt.
 
-        - `version`: the weights, one version for all tokens, or rows ``(version, start, stop)``
-          that cover them.
+        - `version`: of the weights: one, or rows ``(version, start, stop)`` that cover all tokens.
         - `logprobs_kind`, `sampling`: the distribution of the logprobs; the request's
           temperature, top-p, top-k.
         - `cached_tokens`: how many ids of the prompt the engine had cached.
-        - `channels`: more values per token by name, such as routed experts: arrays or JSON
-          values.
+        - `channels`: more values per token by name (routed experts): arrays or JSON values.
         - `continues`: it continues the message of the turn before, which was empty or ended
           with ``"abort"`` or ``"length"``, with no new message in between.
         """
@@ -221,8 +218,7 @@ class Trajectory(ShowsItself, Record):
 
         It shares the longest prefix recorded in the tree. Arguments are as in `extend_to`; by
         default no message is new. Raises `TrajectoryError` for a prompt that begins with a
-        branch's whole stream: use `extend_to`. To sample a prompt again, branch after its first
-        completion.
+        branch's whole stream: use `extend_to`. To sample again, branch after a completion.
         """
         self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)

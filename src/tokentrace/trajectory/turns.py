@@ -64,8 +64,7 @@ class SharedPrefix(NamedTuple):
 class Turn:
     """One completion, as the engine returned it. Positions are those of the stream.
 
-    `cut`: the branch left its parent inside this completion and has only its head; the parent
-    has the whole turn.
+    `cut`: the branch left its parent inside this completion, and has only the head of it.
     """
 
     write: int
