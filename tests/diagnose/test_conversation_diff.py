@@ -211,6 +211,8 @@ CASES: dict[str, Case] = {
     # nonces
     "the time in the system prompt": Case([system(SYSTEM_AT.replace("10:31", "10:32")), *RECORDED[1:-1]], C.NONCE, 0,
         recorded=[system(SYSTEM_AT), *RECORDED[1:]]),
+    "the day in the system prompt": Case([system(SYSTEM_AT.replace("Monday", "Thurs")), *RECORDED[1:-1]], C.NONCE, 0,
+        recorded=[system(SYSTEM_AT), *RECORDED[1:]]),
     "a billing header": Case(
         [system("x-header: version=2.1.325.a1f; entry=cli; cch=0e1f7;\n" + SYSTEM), *RECORDED[1:4]], C.NONCE, 0,
         recorded=[system("x-header: version=2.1.325.a1f; entry=cli; cch=93b2a;\n" + SYSTEM), *RECORDED[1:]]),
