@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -300,6 +300,7 @@ def test_each_token_belongs_to_the_span_it_begins_in(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(60))
+@example(text=" 1 <B>")
 @given(text=texts)
 def test_positions_are_those_that_tokenizers_reports(kind: str, text: str) -> None:
     """Where `tokenizers` is right: on text that no normalizer changes and no character of which is split."""
@@ -316,6 +317,8 @@ def test_positions_are_those_that_tokenizers_reports(kind: str, text: str) -> No
     for index, span, (start, end) in zip(answer.ids, encoded.spans.tolist(), offsets, strict=True):
         token = vocabulary.added.get(index)
         if token is not None and (token.lstrip or token.rstrip):
+            if token.normalized and normalizer is not None and normalizer.normalize_str(token.text) != token.text:
+                continue  # a space that the normalizer puts before it is part of the token
             start += len(text[start:end]) - len(text[start:end].lstrip())
         elif text[start:end] != text[start:end].strip() or index == vocabulary.unknown:
             continue  # Metaspace leaves its space out of some offsets
