@@ -76,6 +76,18 @@ LENGTHY = (
 """Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
 whole audits, rollouts of the pocket model, a browser, environments that are installed, and laws with many examples."""
 
+LONG = (
+    "tests/demo/test_demo.py::test_engines_see",
+    "tests/diagnose/test_pytest_plugin.py::test_hooks",
+    "tests/gateway/test_replicas.py::test_many_agents_write_to_one_session_at_both_gateways_at_once[sqlite]",
+    "tests/rollout/test_cluster.py::test_worker_that_cannot_be_made",
+    "tests/rollout/test_mcp.py::test_each_trajectory",
+    "tests/show/test_browser.py::test_it_fits",
+    "tests/test_bench.py::test_turns_of_a_gateway",
+    "tests/test_guides.py::test_guide_runs[trl]",
+)
+"""Tests, by how their names begin, that only `make test-long` runs: others of an ordinary run are much like them."""
+
 EVERY_FAMILY = (
     "tests/test_",
     "tests/conversation/test_forms.py",
@@ -90,7 +102,7 @@ _ORDER = list(FAMILIES)
 
 
 def sampled(nodeids: Iterable[str]) -> set[str]:
-    """The tests of an ordinary run: of a test on all families an eighth of them, each test another eighth.
+    """The tests of an ordinary run: of a test on all families a twelfth of them, each test another twelfth.
 
     `EVERY_FAMILY` lists the tests that run on all; `make test-long` runs the whole product.
     """
@@ -99,12 +111,13 @@ def sampled(nodeids: Iterable[str]) -> set[str]:
         function, _, parameters = nodeid.partition("[")
         families[function][nodeid] = _in_parameters(parameters)
     for function, tests in families.items():
+        tests = {nodeid: family for nodeid, family in tests.items() if not nodeid.startswith(LONG)}
         whole = function.startswith(EVERY_FAMILY) or len(set(tests.values())) < len(FAMILIES) // 2
         start = crc32(function.encode())
         chosen |= {
             nodeid
             for nodeid, family in tests.items()
-            if whole or family is None or (start + _ORDER.index(family)) % 8 == 0
+            if whole or family is None or (start + _ORDER.index(family)) % 12 == 0
         }
     return chosen
 
