@@ -121,6 +121,7 @@ async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSett
         async with open_gateway(connected, renderer, settings) as app:
             gc.collect()
             gc.freeze()  # loaded objects stay
+            gc.set_threshold(20_000, 20, 20)  # a turn allocates thousands, hardly any in cycles
             await serve(app, settings, ready=lambda url: print(url, flush=True))
     finally:
         await connected.close()
