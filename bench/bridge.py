@@ -271,7 +271,7 @@ def _short(family: str, rows: list[Row]) -> str:
     return (
         f"- **A bridge** over a tool result of 1 KB ({family}): {micro(last.times['bridge'].median)} µs after "
         f"{last.rollout.length // 1000}k tokens, the same after 1k and 1M; one raw encode of what is new takes "
-        f"{micro(last.times['encode'].median)}. `renderers` with our encoder takes "
+        f"{micro(last.times['encode'].median)} µs. `renderers` with our encoder takes "
         f"{rivals['renderers + fastokens']} as long there, transformers with it, which renders everything, "
         f"{rivals['transformers + fastokens']}."
     )

@@ -19,7 +19,7 @@ SAMPLED = (
 )
 
 renderer = create_renderer(POCKET)
-print("the model writes calls as", renderer.grammar().calls.outline)
+print("the model writes calls as", renderer.grammar().calls.outline())
 prompt = renderer.render_ids([{"role": "user", "content": "Weather?"}], tools=[WEATHER], add_generation_prompt=True)
 completion = renderer.tokenizer.encode(SAMPLED).tolist()
 

@@ -102,7 +102,8 @@ def instance(name: str, value: Any, kind: type[Object], error: ErrorType = Rende
     """`value` if it is an instance of `kind`."""
     if not isinstance(value, kind):
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-        raise error(f"{name} must be a {kinds}, not {brief(value)}")
+        article = "an" if kinds[0] in "AEIOU" else "a"
+        raise error(f"{name} must be {article} {kinds}, not {brief(value)}")
     return value
 
 
@@ -125,9 +126,9 @@ def explain_invalid(error: Exception, schema: Any) -> tuple[list[str | int], str
     kinds = [one for kind in kinds for one in getattr(kind, "types", (kind,))]
     values = (kind.cls if isinstance(kind, EnumType) else getattr(kind, "values", ()) for kind in kinds)
     choices = ", ".join(str(one) for each in values for one in each)
-    return path, message.replace(
-        "Invalid enum value", f"must be one of {choices}, not"
-    ) if choices else message
+    if choices:
+        message = message.replace("Invalid enum value", f"must be one of {choices}, not")
+    return path, message
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_a_setting_that_nobody_reads_is_refused(given: Any, said: str) -> None:
 def test_a_template_variable_is_a_setting_of_the_renderer() -> None:
     pocket: Any = create_renderer(POCKET)
     for render in (pocket.render, pocket.render_ids):
-        with pytest.raises(InputError, match="enable_thinking: pass template variables to create_renderer"):
+        with pytest.raises(InputError, match="enable_thinking: not an argument of render; pass settings and"):
             render(CHAT, enable_thinking=False)
 
 

@@ -93,7 +93,7 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
             f"{'--grammar' if grammar else '--on'} takes one tokenizer, gives no verdicts"
         )
     if not tokenizers and (options["require"] is not None or options["quiet"]):
-        raise click.UsageError("--require and --quiet need the name of a tokenizer")
+        raise click.UsageError("--require and --quiet need a TOKENIZER (pocket: the embedded one)")
 
 
 def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:

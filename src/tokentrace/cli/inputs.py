@@ -111,7 +111,9 @@ def read_text(source: str) -> str:
         with click.open_file(source, encoding="utf-8-sig") as file:
             return str(file.read())
     except UnicodeDecodeError as error:
-        raise InputError(f"{conversation_title(source)}: not UTF-8: invalid byte {error.start}") from error
+        advice = "; `tokentrace view` shows rows" if source.endswith(".parquet") else ""
+        problem = f"{conversation_title(source)}: not UTF-8: invalid byte {error.start}{advice}"
+        raise InputError(problem) from error
 
 
 def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     "completion"; and perhaps "tools". See docs/rows.md.
 
     An existing file is replaced only with --overwrite, and never by one without rows. Rows are for one model, so
-    -o needs -t.
+    -o needs -t; the default is for --show.
 
     Unusable rows go to OUT.bad.jsonl with their line and the reason. An interrupted run writes nothing. The
     result is the same for any number of workers.

@@ -128,7 +128,10 @@ class Cause(WordedEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, in a file, line or call. `position`: the first of the `tokens` affected."""
+    """One thing that is wrong, in a file, line or call.
+
+    `position`: the first affected token; `tokens`: how many.
+    """
 
     cause: Cause
     where: str = ""

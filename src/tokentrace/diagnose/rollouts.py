@@ -1,8 +1,7 @@
 """Does each prompt of a recorded rollout continue the stream, and if not, why?
 
-A prompt extends the call whose stream it begins with; with tokens that a later call sampled, it
-is a break. The same prompt again asks for another answer. Everything else is a break, or
-another conversation.
+A prompt extends the call whose stream it begins with. The same prompt again asks for another
+answer. Everything else is a break, or another conversation.
 """
 
 import asyncio

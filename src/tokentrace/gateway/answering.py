@@ -81,7 +81,7 @@ class Answer:
         began = time.perf_counter()
         tracing = self.gateway.tracing
 
-        def note() -> None:
+        def record_start() -> None:
             notes.append(asyncio.ensure_future(store.begin(self.session_id, self.head.id, about)))
 
         async def abandon(why: str) -> None:
@@ -89,8 +89,8 @@ class Answer:
                 await store.begin(self.session_id, self.head.id, about)
             await store.abandon(self.session_id, self.head.id, why)
 
-        # at once if the request may be repeated at another gateway
-        timer = asyncio.get_running_loop().call_later(0 if self.name else _AT_ONCE_SECONDS, note)
+        # record it at once if the request may be repeated at another gateway
+        timer = asyncio.get_running_loop().call_later(0 if self.name else _AT_ONCE_SECONDS, record_start)
         try:
             with tracing.span("tokentrace.engine", prompt_tokens=len(placed.ids), reused=placed.reused):
                 if self.request.n == 1:
@@ -249,8 +249,7 @@ class Answer:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
-            # the first attempt uses the session in memory; the store raises Conflict if it is
-            # out of date
+            # the first attempt uses the session in memory; if that is old, the store raises Conflict
             async with gateway.sessions.locked(id, None if attempt else self.live) as live:
                 prepared = live.session.prepare(placed, reply.completion, message, details, sampling)
                 began = time.perf_counter()

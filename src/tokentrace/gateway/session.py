@@ -391,8 +391,7 @@ class SessionRecord:
             logprobs_kind=completion.logprobs_kind,
             cached_tokens=completion.cached_tokens,
             sampling=sampling,
-            # without a new prompt the last completion continues: it was cut off, or was empty
-            # and is retried
+            # without a new prompt the last completion continues: it was cut off, or empty
             continues=trajectory.num_writes == first,
             branch=branch,
         )

@@ -44,7 +44,6 @@ _CUT_OFF = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off be
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
 """Renders messages: takes them, the one whose turn to find, tools, and whether to add a prompt."""
 
-
 Outcome = Continuation | BridgeRefusal
 
 
@@ -191,13 +190,13 @@ class Bridger:
     ) -> _Proof | BridgeRefusal:
         contexts = alike or [context for context, _ in self._contexts(bool(request.tools))]
 
-        def of_shape(proof: _Proof | BridgeRefusal) -> bool:
+        def is_reusable(proof: _Proof | BridgeRefusal) -> bool:
             """Other refusals depend on the text."""
             return isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
 
-        # contexts are constants
+        # contexts are constants of a module, so their id() is a key
         key = (request.key, len(request.names), has_call, tuple(map(id, contexts)))
-        return self.cache.once(key, lambda: self._prove(request, has_call, contexts), keep=of_shape)
+        return self.cache.once(key, lambda: self._prove(request, has_call, contexts), keep=is_reusable)
 
     def _prove(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]

@@ -65,6 +65,8 @@ def create_renderer(
       `Frame`.
     - `messages`: ``"adapt"`` them to what the template reads, or leave them ``"as_given"``.
     - `lost`: if text reaches no token, ``"warn"``, ``"error"`` or ``"ignore"``.
+    - `control_tokens` in text that is not `trusted`: see `ControlPolicy`. `truncation`: see
+      `Truncation`.
     """
     instance("renderer", renderer, str)
     loaded = load_tokenizer(tokenizer)
@@ -103,9 +105,9 @@ def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any)
         Past.INFERENCE: history == "inference",
     }
     named = next((value for value, is_set in aliases.items() if is_set), None)
-    chosen = choose(Past, "past", named or Past.TEMPLATE if past is None else past)
-    if chosen is Past.EXPAND:
+    if past == Past.EXPAND:
         raise RendererError("past='expand' makes several rows: pass it to build_supervised_samples")
+    chosen = choose(Past, "past", named or Past.TEMPLATE if past is None else past)
     if named not in (None, chosen):
         raise RendererError(f"past is {chosen}, but another setting means {named}: use only one of them")
     return chosen

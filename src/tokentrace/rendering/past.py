@@ -371,11 +371,9 @@ def _text(spans: Sequence[Span]) -> str:
     return "".join(text for text, _, _ in spans)
 
 
-#
-# As in transformers, a mark goes after the content, and the rendering is cut there. So the
-# template sees content even if it is empty, and white space before the mark does not end the
-# message.
-
+# To continue a message, a mark goes after its content, as in transformers, and the rendering is
+# cut there. So the template sees content even if it is empty, and white space before the mark
+# does not end the message.
 _MARK = "CONTINUED_FROM_HERE"
 _TAG = _MARK + " "
 """The trailing space shows whether the template strips content."""

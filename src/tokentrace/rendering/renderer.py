@@ -68,7 +68,7 @@ class Renderer:
         self._studies = {
             name: study_of(template, self.tokenizer, variables) for name, template in templates
         }
-        self.cache, self._tools = Memory(), Memory(most=256)  # a silent twin shares them
+        self.cache, self._tools = Memory(), Memory(most=256)  # the copy that `silent` makes shares them
 
     def render(
         self,
@@ -91,7 +91,7 @@ class Renderer:
         `LostTextWarning`, or a LostTextError with ``lost="error"``.
         """
         if variables:
-            problem = "pass template variables to create_renderer, not to render"
+            problem = "not an argument of render; pass settings and template variables to create_renderer"
             raise InputError(problem, field=next(iter(variables)))
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
@@ -188,7 +188,7 @@ class Renderer:
         """Tools, cached by content, since callers may change a list."""
         prepare = functools.partial(PreparedTools.of, tools, as_json=self.messages is MessageForm.ADAPT)
         try:
-            # writes a shared value once, so equal tools may have several graphs
+            # marshal writes a shared value once, so equal tools may have several graphs
             graph = marshal.dumps(tools)
         except ValueError:  # too deep, or objects of other types, such as functions
             return prepare()
@@ -257,7 +257,8 @@ class Renderer:
         tools: Any = None,
         messages: Any = None,
     ) -> BridgedTokens | None:
-        """Like `bridge`, but returns None for a refusal."""
+        """Like `bridge` (the ids of the prompt and its completion, then the messages that follow),
+        but returns None for a refusal."""
         bridged = self.bridge(
             prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages
         )

@@ -68,7 +68,6 @@ CALLED: Probe = (USER, calling())
 RETURNED: Probe = (USER, calling(), RESULT)
 CALLED_TWICE: Probe = (USER, calling(call(1), call(2)))
 
-
 _SPOKEN_CALLS = (
     calling(call(1), call(2)),
     calling(),

@@ -75,11 +75,9 @@ class GenerationPrompts:
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
             end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern
-            names = (
-                pattern.finditer(text, turn.body, end) if pattern is not None and end > turn.body else ()
-            )
+            # it may reach into the body with control tokens, not with letters
+            names = pattern.finditer(text, turn.body, end) if pattern and end > turn.body else ()
             if encoded.control[encoded.first_touching([match.start() for match in names])].all():
-                # not letters
                 return end - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None

@@ -143,9 +143,10 @@ class Trace:
             self._begin(origin[1], out, item)
 
     def _begin(self, message: Any, out: list[Any], item: dict[Any, Any] | None = None) -> None:
-        """Begin a turn. Inside another message's turn, only later messages that are no assistant's begin one:
+        """Begin a turn.
 
-        results, which some templates write with the call they answer.
+        Inside another message's turn, only later results begin one, which some templates write
+        with the call that they answer.
         """
         around = self.stack[-1] if item is not None and self.stack else -1
         if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):  # type: ignore[arg-type]
