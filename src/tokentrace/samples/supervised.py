@@ -152,6 +152,7 @@ def _built(
     renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int
 ) -> list[Sample]:
     """Build rows, and give the first warning of each kind to the public function's caller."""
+    instance("renderer", renderer, Renderer, SampleError)
     builder = renderer.cache.once(settings, lambda: SampleBuilder(renderer, settings))
     samples = builder.build(messages, tools, since, keep=False)
     first = {
@@ -281,7 +282,7 @@ class SampleBuilder:
         remarks: Sequence[Remark],
         keep: bool,
     ) -> Sample:
-        notes = [*map(str, remarks)]
+        notes = [*map(str, remarks), *(() if chosen else ("nothing carries loss: no turn is chosen",))]
         stop = None
         starts = {turn.start for turn in rendered.turns}  # a turn may go on in the next message
         unstopped = [turn for turn in rendered.turns if turn.stop_token is None and turn.message in chosen]
