@@ -61,10 +61,7 @@ def text(*parts: str) -> list[dict[str, str]]:
 def tool(name: str, description: str, properties: dict[str, Any], required: list[str]) -> Tool:
     """A function declaration."""
     parameters = {"type": "object", "properties": properties, "required": required}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 GET_WEATHER = tool(
@@ -254,10 +251,7 @@ ARGUMENTS = {
     "arguments_numeric_string": _argument("007"),
     "arguments_json_in_string": _argument('{"a": [1, 2]}'),
     "arguments_several": _with_calls(
-        call(
-            "book_trip",
-            {"class": "头等", "traveller": {"name": "Zoë", "vip": True}, "legs": [], "budget": None},
-        )
+        call("book_trip", {"class": "头等", "traveller": {"name": "Zoë", "vip": True}, "legs": [], "budget": None})
     ),
     "arguments_none_at_all": _with_calls(call("now", {})),
     "arguments_json_string": _with_calls(call("add", '{"a": 1, "b": 2.50}')),
@@ -286,8 +280,7 @@ CALLS = {
     "calls_parallel_mixed": _with_calls(PARIS, call("now", {}, "call00002"), call("add", '{"a": 1}', "call00003")),
     "call_json_arguments_last": Conversation(_json_arguments([ASK, assistant(None, PARIS)]), SIMPLE),
     "calls_parallel_json_arguments": Conversation(
-        _json_arguments([SYS, ASK, assistant(None, PARIS, ROME), SUNNY, RAINY, ANSWER, user("Thanks")]),
-        SIMPLE,
+        _json_arguments([SYS, ASK, assistant(None, PARIS, ROME), SUNNY, RAINY, ANSWER, user("Thanks")]), SIMPLE
     ),
     "calls_parallel_json_arguments_content": Conversation(
         _json_arguments([ASK, assistant("Both.", PARIS, ROME), SUNNY, RAINY]), SIMPLE
@@ -341,8 +334,7 @@ AGENTIC = {
     ),
     "agentic_json_arguments": Conversation(_json_arguments(AGENT), SIMPLE),
     "agentic_json_arguments_content_none": Conversation(
-        [turn | {"content": None} if "tool_calls" in turn else turn for turn in _json_arguments(AGENT)],
-        SIMPLE,
+        [turn | {"content": None} if "tool_calls" in turn else turn for turn in _json_arguments(AGENT)], SIMPLE
     ),
     "agentic_no_reasoning": Conversation(
         [{key: value for key, value in turn.items() if key != "reasoning_content"} for turn in AGENT], SIMPLE

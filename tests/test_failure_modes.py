@@ -87,9 +87,7 @@ def test_b_the_same_text_is_merged_otherwise() -> None:
 def test_c_an_empty_parameter_vanishes() -> None:
     """The model closes a parameter that it never opened; nothing of it is left in the parsed call."""
     rollout = Rollout(
-        "qwen3-coder",
-        "<tool_call>\n<function=echo>\n</parameter>\n</function>\n</tool_call><|im_end|>",
-        [ECHO],
+        "qwen3-coder", "<tool_call>\n<function=echo>\n</parameter>\n</function>\n</tool_call><|im_end|>", [ECHO]
     )
     again = rollout.rendered_again(assistant("", call("echo", {})), result("…"))
 

@@ -273,11 +273,7 @@ DOORS: list[Door] = [
     ("stream", RECORD.stream, {"branch": 0}),
     ("load_trajectory", loaded, {"content": RECORD_BYTES}),
     ("trajectory_samples", lambda **given: tt.trajectory_samples(RECORD, **given), {"reward": 1.0, "advantage": 0.5}),
-    (
-        "collate",
-        tt.collate,
-        {"samples": [SAMPLE, SAMPLE], "pad_id": 0, "side": "left", "length": 512},
-    ),
+    ("collate", tt.collate, {"samples": [SAMPLE, SAMPLE], "pad_id": 0, "side": "left", "length": 512}),
     ("truncate", tt.truncate, {"sample": SAMPLE, "length": 20, "policy": "drop"}),
     ("Sample.slice", SAMPLE.slice, {"start": 0, "stop": 5}),
     ("write_samples", written, {"samples": [SAMPLE], "metadata": {"a": "b"}}),

@@ -73,10 +73,7 @@ def test_ids_are_those_of_transformers(family: str) -> None:
 
 # -- templates of the pinned TRL release, as text
 
-VARIABLES: list[dict[str, Any]] = [
-    {"enable_thinking": False},
-    {"enable_thinking": True, "reasoning_effort": "high"},
-]
+VARIABLES: list[dict[str, Any]] = [{"enable_thinking": False}, {"enable_thinking": True, "reasoning_effort": "high"}]
 
 
 def plain_text(source: str, case: Case, tools: Any, variables: dict[str, Any]) -> str | Refusal:

@@ -112,12 +112,7 @@ def _dump(added: Sequence[AddedToken], model: Mapping[str, object], **stages: ob
 
 
 def byte_level_bpe(
-    ranks: Ranks,
-    pattern: str,
-    added: Sequence[AddedToken],
-    *,
-    first_id: int = 0,
-    bos: tuple[int, str] | None = None,
+    ranks: Ranks, pattern: str, added: Sequence[AddedToken], *, first_id: int = 0, bos: tuple[int, str] | None = None
 ) -> bytes:
     """Byte-level BPE as tiktoken does it: split by `pattern`, whole pieces first, then merges by rank.
 

@@ -7,10 +7,7 @@ from tests.assets.lock import AssetError
 
 KIMI_K2_EDITS: tuple[tuple[str, str], ...] = (
     # llama.cpp numbers the calls itself; the model's template prints the ids that the messages carry.
-    (
-        "{%- set tool_response_queue = namespace(ids=[]) -%}\n{%- set tool_call_counter = namespace(value=0) -%}\n",
-        "",
-    ),
+    ("{%- set tool_response_queue = namespace(ids=[]) -%}\n{%- set tool_call_counter = namespace(value=0) -%}\n", ""),
     ("{{ tools | tojson }}", "{{ tools | tojson(separators=(',', ':')) }}"),
     (
         "{%- set formatted_id = 'functions.' + tool_call['function']['name'] + ':'"

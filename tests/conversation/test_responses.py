@@ -45,7 +45,7 @@ CALL = call(status="completed") | {"id": "fc_a_2"}
 ECHOES: dict[str, list[dict[str, Any]]] = {
     "openai-agents": [USER, thought("I should."), message(LOOK), CALL, result()],
     "pydantic-ai: a message is a role and a string, calls have no id": [
-        *(USER, thought("I should.", encrypted_content=None), reply(LOOK), call(), result()),
+        *(USER, thought("I should.", encrypted_content=None), reply(LOOK), call(), result())
     ],
     "langchain: no status": [
         {"type": "message", **USER},

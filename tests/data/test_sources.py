@@ -79,6 +79,9 @@ def test_an_array_of_messages_is_one_conversation(tmp_path: Path, indent: int | 
         assert values(rows_of(path)) == [messages]
         path.write_text(json.dumps([messages, messages], indent=indent), encoding="utf-8")
         assert values(rows_of(path)) == [messages, messages]
+    rows = [{"role": None, "messages": messages}] * 2  # a column that is empty
+    path.write_text(json.dumps(rows, indent=indent), encoding="utf-8")
+    assert values(rows_of(path)) == rows
 
 
 def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: Path) -> None:

@@ -119,12 +119,7 @@ def events(*totals: tuple[list[int], int]) -> bytes:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        events(([1], 1), ([1, 2], 4)),
-        events(([1, 2], 2), ([1], 1)),
-        events(([1], 1), ([7, 2], 2)),
-        events(([1], 1)),
-    ],
+    [events(([1], 1), ([1, 2], 4)), events(([1, 2], 2), ([1], 1)), events(([1], 1), ([7, 2], 2)), events(([1], 1))],
     ids=["skips", "takes back", "changes", "breaks off"],
 )
 def test_a_stream_that_skips_or_takes_back_is_an_error(text: bytes) -> None:

@@ -86,9 +86,7 @@ UNUSABLE: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
         (npy(np.zeros((1, 1, 1), "O")),),
         (HEAD + len(HUGE).to_bytes(2, "little") + HUGE,),  # takes no memory
     ],
-    flat_experts: [
-        *((bytes(20), "int32", 6), (b"", "int32", 6), (bytes(3), "int32", None)),
-    ],
+    flat_experts: [*((bytes(20), "int32", 6), (b"", "int32", 6), (bytes(3), "int32", None))],
 }
 
 

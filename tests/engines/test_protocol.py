@@ -14,7 +14,7 @@ from tests.engines.support import same
 from tests.loop import in_loop
 from tokentrace.engines import SamplingParams, collected, protocol
 from tokentrace.engines.answers import StopFinder, check_logprobs
-from tokentrace.engines.errors import EngineError, EngineRefusal, LogprobKindError
+from tokentrace.engines.errors import EngineAnswerError, EngineError, EngineRefusal, LogprobKindError
 from tokentrace.engines.protocol import OPTIONAL, Capabilities, Delta, Engine, FinishReason, GenerateRequest
 from tokentrace.engines.routing import Router
 from tokentrace.engines.scripted import ScriptedEngine
@@ -57,6 +57,10 @@ def test_channels_of_pieces_are_joined_one_entry_per_id() -> None:
     assert whole.channels == {"a": ["x", "y", "z"]}
     whole = protocol.joined([piece([1], a=["x"]), piece([2], last=True, a=["y"], late=["p", "q"])])
     assert whole.channels == {"a": ["x", "y"], "late": ["p", "q"]}, "what only the last piece has is of the whole"
+    whole = protocol.joined([piece([1, 2], a=["x", "y"]), piece([], last=True, a=["x", "y"])])
+    assert whole.channels == {"a": ["x", "y"]}, "the last piece may repeat the whole"
+    with pytest.raises(EngineAnswerError, match="only some pieces of the completion have a"):
+        protocol.joined([piece([1], a=["x"]), piece([2]), piece([3], last=True, a=["y", "z"])])
     assert protocol.joined([piece([1]), piece([2], last=True)]).channels == {}
     assert protocol.joined([piece([], last=True)]).channels == {}
 

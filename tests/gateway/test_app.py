@@ -3,7 +3,7 @@
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +135,29 @@ def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:
         body = {"messages": [ASK, reply], "continue_final_message": True, "add_generation_prompt": False}
         assert served.chat("experts", body)[0] == 200
         assert served.prompts[-1] == RENDERER.render([ASK, reply], continue_final_message=True).token_ids
+
+
+def test_a_stream_without_a_piece_is_the_engines_fault() -> None:
+    class Silent(ScriptedEngine):
+        async def stream(self, *arguments: Any, **options: Any) -> AsyncGenerator[Any]:
+            return
+            yield
+
+    with gateway_server(lambda: Silent(lambda prompt, sampling: [STOP])) as served:
+        status, answer = served.chat("silent", {"messages": [ASK], "stop": ["x"]})
+    assert (status, answer["error"]["code"]) == (502, "engine")
+
+
+def test_a_prefilled_message_and_its_continuation_are_one_message_of_the_row(served: Served) -> None:
+    messages: list[Any] = [ASK, {"role": "assistant", "content": "The answer is"}]
+    body = {"messages": messages, "seed": 0, "continue_final_message": True, "add_generation_prompt": False}
+    reply = served.chat("prefilled", body)[1]["choices"][0]["message"]["content"]
+    messages = [ASK, {"role": "assistant", "content": f"The answer is{reply}"}, ASK]
+    assert served.chat("prefilled", {"messages": messages, "seed": 0})[0] == 200
+    for row in served.rows("prefilled"):
+        messages, owners = json.loads(row["messages"]), np.array(row["message_indices"])
+        assert owners.max() + 1 == len(messages) == row["num_messages"]
+        assert {messages[at]["role"] for at in owners[np.array(row["loss_mask"]) == 1]} == {"assistant"}
 
 
 QUOTED = '<tool_call>\n{"name": "compute", "arguments": {"n": 1, "formula": "say "17"}}\n</tool_call>'

@@ -221,11 +221,7 @@ def test_skyrl_runs_an_agent_for_each_prompt(monkeypatch: pytest.MonkeyPatch) ->
     kept: list[Rollout] = []
     names = recipe("my_skyrl.py", monkeypatch, kept=kept)
     sampling = {"min_tokens": 1, "max_tokens": 64, "temperature": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1}
-    batch = {
-        "prompts": [QUESTION, QUESTION],
-        "sampling_params": {**sampling, "seed": 3},
-        "trajectory_ids": ["a", "b"],
-    }
+    batch = {"prompts": [QUESTION, QUESTION], "sampling_params": {**sampling, "seed": 3}, "trajectory_ids": ["a", "b"]}
     made = with_engine(lambda engine: names["AgentGenerator"](engine).generate(batch))
     assert set(made) == set(SHAPES["skyrl"]["GeneratorOutput"])
     kept.sort(key=lambda rollout: rollout.task.name)  # numbered in the order of the prompts

@@ -89,7 +89,7 @@ def test_what_was_rendered_stays_a_prefix_and_a_turn_begins_with_its_prompt(thin
 
 
 PARTS = [
-    *("Hello", "\n", " ", "4", "2", "<|end|>", "<|turn|>user\n", "</think>", "<tool_call>", "é", "🗼", '"', "{}", "\t"),
+    *("Hello", "\n", " ", "4", "2", "<|end|>", "<|turn|>user\n", "</think>", "<tool_call>", "é", "🗼", '"', "{}", "\t")
 ]
 text = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
 said = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": text})

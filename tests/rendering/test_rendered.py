@@ -61,8 +61,7 @@ LLAMA = (
 
 
 @pytest.mark.parametrize(
-    ("count", "tools", "owner"),
-    [(0, None, 0), (0, [{"name": "f"}], 0), (1, None, -1), (1, [{"name": "f"}], -1)],
+    ("count", "tools", "owner"), [(0, None, 0), (0, [{"name": "f"}], 0), (1, None, -1), (1, [{"name": "f"}], -1)]
 )
 def test_a_system_block_belongs_to_the_system_message_whole_or_to_nobody(count: int, tools: Any, owner: int) -> None:
     renderer = create_renderer(POCKET, "default", chat_template=LLAMA, date="26 Jul 2024", bos="")

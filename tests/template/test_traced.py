@@ -148,9 +148,7 @@ def test_copies_are_plain_strings() -> None:
 texts = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\t\x00\x7f\u2028<>&é😀'), max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
 json_values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
-    max_leaves=12,
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
 )
 json_options = st.fixed_dictionaries(
     {},

@@ -237,8 +237,8 @@ def _values(source: Source) -> Iterator[Row]:
     text = Path(source.path).read_bytes()
     whole = Row(1, None, text=text, end=source.size, source=source.name).parsed()
     value = whole.value
-    first = value[0] if isinstance(value, list) and value else None
-    is_message = isinstance(first, dict) and ("role" in first or {"from", "value"} <= first.keys())
+    first = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
+    is_message = isinstance(first.get("role"), str) or {"from", "value"} <= first.keys()
     if not isinstance(value, list) or is_message:
         yield whole
         return

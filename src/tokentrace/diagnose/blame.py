@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -231,14 +232,18 @@ class _Instrument(NodeTransformer):
     def _hook(self, kind: str, value: nodes.Expr, line: int) -> nodes.Expr:
         number = len(self.parts)
         source = self._lines[line].strip() if line < len(self._lines) else ""
-        source = source if len(source) <= _QUOTED else f"… {_words(value)} …"
+        source = source if len(source) <= _QUOTED else _excerpt(source, value)
         self.parts.append(TemplatePart(number, kind, line, source))
         hook, arguments = nodes.Name(_HOOK, "load"), [nodes.Const(number), value]
         return nodes.Call(hook, arguments, [], None, None, lineno=line)
 
 
-def _words(expression: nodes.Expr) -> str:
-    """The names and constants of an expression, which find it in a template of one line."""
+def _excerpt(line: str, expression: nodes.Expr) -> str:
+    """The part of a long line that has most of the expression's names and constants."""
     parts = (expression, *expression.find_all(nodes.Expr))
-    words = [getattr(one, key) for one in parts for key in ("name", "attr", "value") if hasattr(one, key)]
-    return " ".join(map(str, words))[:_QUOTED]
+    words = {str(getattr(one, key, "")) for one in parts for key in ("name", "attr", "value")}
+    places = [match.start() for match in re.finditer(re.escape(max(words, key=len)), line)]
+    starts = [max(0, place - _QUOTED // 2) for place in places] or [0]
+    start = max(starts, key=lambda at: sum(word in line[at : at + _QUOTED] for word in words))
+    start = line.rfind(" ", 0, start + 1) + 1
+    return f"{'…' * (start > 0)}{line[start : start + _QUOTED]}…"

@@ -241,7 +241,9 @@ class Fields:
         calls = self.calls(ids, mask, sizes=(total, total - first), recorded=recorded, **request)
         if isinstance(messages, str) and "message_indices" in self.value:  # a session's row
             messages, tools = json.loads(messages), json.loads(tools or "null")
-            places = (self.value["message_indices"][call.start] for call in calls)
+            places = [self.value["message_indices"][call.start] for call in calls]
+            if (last := max(places, default=-1)) >= len(messages):
+                raise InputError(f"message_indices names message {last} of {len(messages)}")
             requests = [exchange(messages[:at], tools, messages[at]) for at in places]
         if len(requests) == len(calls):
             calls = [replace(call, **one) for call, one in zip(calls, requests, strict=True)]

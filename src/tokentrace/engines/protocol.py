@@ -190,8 +190,13 @@ def joined(pieces: Sequence[Delta]) -> Completion:
     last = pieces[-1] if pieces else None
     if last is None or last.finish_reason is None:
         raise EngineAnswerError("the stream ended without a finish reason")
-    names = dict.fromkeys(name for piece in pieces[:-1] for name in piece.channels)
-    channels = {name: [one for piece in pieces for one in piece.channels.get(name, ())] for name in names}
+    earlier = [piece for piece in pieces[:-1] if len(piece.ids)]
+    full = [*earlier, last] if len(last.ids) else earlier
+    channels: dict[str, Any] = {}
+    for name in dict.fromkeys(name for piece in earlier for name in piece.channels):
+        if not all(name in piece.channels for piece in full):
+            raise EngineAnswerError(f"only some pieces of the completion have {name}")
+        channels[name] = [entry for piece in full for entry in piece.channels[name]]
     return Completion(
         np.concatenate([piece.ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),

@@ -153,7 +153,7 @@ class Answer:
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
                     await asyncio.sleep(0)  # send each piece before reading the next
-        completion = pieces[0] if isinstance(pieces[0], Completion) else joined(pieces)
+        completion = pieces[0] if pieces and isinstance(pieces[0], Completion) else joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             past = [span for span in completion.versions if span.start < count]
             kept = tuple(span._replace(stop=min(span.stop, count)) for span in past)

@@ -20,12 +20,21 @@ from ..engines.errors import EngineError
 from ..errors import TokentraceError, brief
 from ..store.store import StoreError
 from .access import Access, Role
-from .admin import ADMIN_ROUTES, read_json
+from .admin import ADMIN_ROUTES
 from .answering import Answer
 from .chat import Chat
 from .dialect import Dialect
 from .gateway import Gateway
-from .http import StreamedAnswer, as_problem, json_response, log_request, parse_body, read_body, unless_gone
+from .http import (
+    StreamedAnswer,
+    as_problem,
+    json_response,
+    log_request,
+    parse_body,
+    parse_json,
+    read_body,
+    unless_gone,
+)
 from .messages import Messages, read_count
 from .page.routes import PAGE_ROUTES
 from .requests import RequestError, request_error
@@ -94,7 +103,8 @@ def _answer_headers(session_id: str, answer: Answer) -> dict[str, str]:
 
 
 async def _count(gateway: Gateway, http: HTTPRequest) -> Any:
-    request = read_count(await read_json(gateway, http), http.headers)
+    raw = await read_body(http, gateway.admission.limits.body_bytes)
+    request = read_count(parse_json(raw), http.headers)
     return {"input_tokens": await gateway.count(http.state.session_id, request)}
 
 
@@ -198,7 +208,8 @@ class App:
         try:
             await self.access.caller(http.headers)
             route = f"{http.method} {http.url.path[:200]}"
-            message = f"there is no {route}; is /v1 missing from the base URL, or repeated?"
+            hint = "; is /v1 missing from the base URL, or repeated?" if error.status_code == 404 else ""
+            message = f"there is no {route}{hint}"
             problem = RequestError(message, status=error.status_code, code="no_route")
         except TokentraceError as denied:
             problem = request_error(denied)

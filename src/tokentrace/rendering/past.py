@@ -309,7 +309,7 @@ def _with_original_values(spans: Sequence[Span], message: Mapping[str, Any]) -> 
         value, inside = _value(member, message) if member is not None else (None, ())
         if isinstance(value, str) and len(inside) == 1:  # arguments as JSON text
             try:
-                members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+                members = msgspec.json.decode(value.encode(), type=dict[str, msgspec.Raw])
             except (msgspec.DecodeError, ValueError):
                 members = {}
             text = bytes(members.get(str(inside[0]), b"")).decode()

@@ -65,7 +65,9 @@ def fields_of(value: Any, **options: Any) -> Fields | None:
     """A mapping, a dataclass or an object with ``model_dump`` as a mapping; None for other values."""
     if isinstance(value, Mapping):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, type):
+        return None
+    if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return value.model_dump(**options) if callable(getattr(value, "model_dump", None)) else None
 

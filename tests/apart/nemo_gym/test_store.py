@@ -93,10 +93,7 @@ def test_a_parent_is_found_with_all_its_tokens(deltas: bool, place: str) -> None
             for one in (resolver, TokenStore(place)):
                 found = await one.resolve("one", asked)
                 assert found.match is not None
-                assert (found.match.model_call_id, list(found.match.cumulative_token_ids)) == (
-                    f"call-{number}",
-                    stream,
-                )
+                assert (found.match.model_call_id, list(found.match.cumulative_token_ids)) == (f"call-{number}", stream)
                 if one is not resolver:
                     await one.close()
         assert (await resolver.resolve("one", [ASKED])).status == ParentResolutionStatus.ROOT

@@ -27,11 +27,7 @@ def config(url: str, **fields: Any) -> TrainClientConfig:
     return TrainClientConfig(
         base_url=f"{url}/sessions/one/v1",
         api_key_var="NO_SUCH_KEY",
-        renderer={
-            "name": "custom",
-            "import_path": "tokentrace.integrations.renderers:TokentraceRenderer",
-            **fields,
-        },
+        renderer={"name": "custom", "import_path": "tokentrace.integrations.renderers:TokentraceRenderer", **fields},
         renderer_model_name=str(POCKET),
     )
 

@@ -26,15 +26,7 @@ from tests.conversations import (
     system,
     user,
 )
-from tests.rendering.bridge.rollouts import (
-    Cut,
-    check_credit,
-    check_extension,
-    cut,
-    cuts,
-    rendered,
-    turn_ends,
-)
+from tests.rendering.bridge.rollouts import Cut, check_credit, check_extension, cut, cuts, rendered, turn_ends
 from tests.support import FULL, make_renderer, rotating, some, templates_of_trl, trl_renderer, variable_choices
 from tokentrace import BridgeRefusal, Renderer, create_renderer
 from tokentrace.pocket import POCKET
@@ -51,7 +43,7 @@ LOOKS_BACK = {"cohere2", "cohere2_training"}
 """Templates that write a later system message only if there was none before."""
 
 REPEATS_THE_PAST = {
-    *("mistral-nemo", "diffusion_gemma", "diffusion_gemma_training", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"),
+    *("mistral-nemo", "diffusion_gemma", "diffusion_gemma_training", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5")
 }
 """Templates that move words of the past behind the new turn (the system message to the last user message, what was
 said beside a call behind its results). The bridge leaves them where they are.
