@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,10 @@ class StoreMachine(RuleBasedStateMachine):
     """A store beside dictionaries. Every rule says what must come of it, an error included."""
 
     new_place: Callable[[], str]
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
         self.where = self.new_place()
         self.store: Store = open_store(self.where)
         self.known: dict[str, Known] = {}
@@ -212,7 +213,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.do(self.store.close())
-        self.loop.close()
 
 
 @pytest.mark.parametrize(("kind", "examples"), [("sqlite", 8), ("postgres", 4)])
@@ -221,6 +221,7 @@ def test_a_store_is_what_dictionaries_are(
 ) -> None:
     names = (str(tmp_path / f"{number}.db") for number in itertools.count())
     new_place = names.__next__ if kind == "sqlite" else request.getfixturevalue("postgres").fresh
-    machine = type("Machine", (StoreMachine,), {"new_place": staticmethod(new_place)})
     limits = settings(max_examples=examples * (60 if FULL else 1), stateful_step_count=25, deadline=None)
-    run_state_machine_as_test(machine, settings=limits)
+    with closing(asyncio.new_event_loop()) as loop:  # one for all: Hypothesis does not tear down each machine
+        machine = type("Machine", (StoreMachine,), {"new_place": staticmethod(new_place), "loop": loop})
+        run_state_machine_as_test(machine, settings=limits)
