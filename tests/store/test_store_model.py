@@ -222,6 +222,6 @@ def test_a_store_is_what_dictionaries_are(
     names = (str(tmp_path / f"{number}.db") for number in itertools.count())
     new_place = names.__next__ if kind == "sqlite" else request.getfixturevalue("postgres").fresh
     limits = settings(max_examples=examples * (60 if FULL else 1), stateful_step_count=25, deadline=None)
-    with closing(asyncio.new_event_loop()) as loop:  # one for all: Hypothesis does not tear down each machine
+    with closing(asyncio.new_event_loop()) as loop:  # one for all: those of single machines stayed open at times
         machine = type("Machine", (StoreMachine,), {"new_place": staticmethod(new_place), "loop": loop})
         run_state_machine_as_test(machine, settings=limits)

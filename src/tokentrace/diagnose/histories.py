@@ -203,8 +203,8 @@ class HistoryReport(ShowsItself):
             is_short = len(pairs) == 1 and verb == "changes" and max(map(len, *pairs)) <= _SHORT
             messages, steps = tuple(sorted(tokens)), tuple(sorted({step for step, *_ in group}))
             texts = pairs.pop() if is_short else None
-            found = HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts)
-            findings.append(found)
+            finding = HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts)
+            findings.append(finding)
         findings.sort(key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
         return tuple(findings)
 

@@ -106,8 +106,9 @@ class _Conversations:
         if number != line.number:
             line = next((one for one in rows if one.number >= number), _END)
         self._reading[source.path] = rows, line
-        found = line.number == number
-        return self._tokenizer.tokenize(line) if found else f"{source.name} has no row {number}"
+        if line.number != number:
+            return f"{source.name} has no row {number}"
+        return self._tokenizer.tokenize(line)
 
     def in_order(self) -> Iterator[RowResult]:
         for row in itertools.chain.from_iterable(map(read_rows, self.sources)):

@@ -156,8 +156,10 @@ class Answer:
         completion = pieces[0] if pieces and isinstance(pieces[0], Completion) else joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             past = [span for span in completion.versions if span.start < count]
-            kept = tuple(span._replace(stop=min(span.stop, count)) for span in past)
-            completion = replace(_first(completion, count), finish_reason=FinishReason.ABORT, versions=kept)
+            spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)
+            completion = replace(
+                _first(completion, count), finish_reason=FinishReason.ABORT, versions=spans
+            )
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         reply, changes = finish_reply(parser, stream, completion)

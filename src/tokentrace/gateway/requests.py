@@ -209,8 +209,8 @@ def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
     """The shapes of ids in the answer. Raises RequestError for one that is not served."""
-    asked = headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_")
-    words = {word.strip() for word in asked.split(",")} - {"", "false", "0"}
+    header = headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_")
+    words = {word.strip() for word in header.split(",")} - {"", "false", "0"}
     ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words}
     if not ways <= set(TokenFields):
         raise RequestError(f"must be true, or any of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
