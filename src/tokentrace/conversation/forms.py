@@ -95,15 +95,19 @@ def adapt(messages: Messages, forms: Any) -> Adapted:
     Raises InputError for media, unknown parts, and arguments that are not a JSON object.
     """
     changes: list[Change] = []
-    adapted = [_adapt_message(index, message, forms, changes) for index, message in enumerate(messages)]
+    texts = {role for role in {message["role"] for message in messages} if forms.content(role).text}
+    adapted = [
+        message
+        if message["role"] in texts and type(message.get("content")) is str and _is_read(message, forms)
+        else _adapt_message(index, message, forms, changes)
+        for index, message in enumerate(messages)
+    ]
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
 
 
 def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change]) -> Fields:
     role, before = message["role"], message.get("content", _ABSENT)
     is_reply, form = role == "assistant", forms.content(role)
-    if form.text and type(before) is str and (not is_reply or _is_read(message, forms)):
-        return message
     place = Place(index, "content")
     is_silent = is_reply and (before is _ABSENT or not before)
     conversion = _silence(message, forms, form) if is_silent else _content(message, form, place)
@@ -119,7 +123,9 @@ def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change
 
 
 def _is_read(message: Fields, forms: Any) -> bool:
-    """True if the template reads a usual reply as it is."""
+    """True if the template reads a message with text as it is."""
+    if message["role"] != "assistant":
+        return True
     if "tool_calls" not in message:
         return bool(message["content"])
     calls, form = message["tool_calls"] or (), forms.calls

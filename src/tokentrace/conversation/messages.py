@@ -75,7 +75,10 @@ def is_usual(message: Any) -> bool:
     return role != "assistant" or (
         type(calls) in (list, tuple)
         and all(map(_is_usual_call, calls))
-        and all(type(message.get(name, "")) is str for name in THOUGHTS)
+        and (
+            message.keys().isdisjoint(THOUGHTS)
+            or all(type(message.get(name, "")) is str for name in THOUGHTS)
+        )
     )
 
 

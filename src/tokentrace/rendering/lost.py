@@ -117,7 +117,7 @@ def find_lost(
             if has_text and not _is_whole(rendering.text, last, ("messages", index, key), value):
                 finder.check_field(Origin.of(index, key), value)
     origins = [origin for origin in last if origin is not None and origin[0] == "tools"] if tools else []
-    if ("tools",) not in origins:  # else all are printed, as a list
+    if tools and ("tools",) not in origins:  # else all are printed, as a list
         for at in sorted(set(range(len(tools))).difference(*(origin[1:2] for origin in origins))):
             name = str(tools[at].get("function", tools[at])["name"])
             finder.left_out.lost.append(Lost(None, f"tools.{at}", "the template leaves it out", name))

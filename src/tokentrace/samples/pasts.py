@@ -105,7 +105,8 @@ class PastTurns:
         if not of_history:  # then `changed` only decides which turns get a TurnStartWarning
             prompted = {turn.message for turn in rendered.turns if turn.other_prompt}
             replies = [at for at in replies if at in prompted]
-        last = {message["role"]: at for at, message in enumerate(messages) if not message.get("tool_calls")}
+        rows = enumerate(messages if replies else ())
+        last = {message["role"]: at for at, message in rows if not message.get("tool_calls")}
         user, answer = last.get("user", -1), last.get("assistant", -1)
         changed = []
         for at in replies:

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -31,6 +31,7 @@ TRAINED_ROLES = ("assistant",)
 ROW_PASTS = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
 NO_STOP = "the template writes no stop token here, so the row does not teach to stop after such a turn"
 Columns = dict[str, npt.NDArray[Any]]
+_ALL_PARTS, _ALL_ROLES = frozenset(TRAINED_PARTS), frozenset(TRAINED_ROLES)
 _BY_NAME = {part.name.lower(): part for part in TRAINED_PARTS}
 
 
@@ -63,8 +64,8 @@ class SampleSettings:
             raise SampleError(f"past of rows must be one of {choices}; set past={past!s} on the renderer")
         checked = {
             "turns": choose(Turns, "turns", self.turns),
-            "parts": frozenset(map(_part, names)),
-            "roles": frozenset(roles),
+            "parts": _ALL_PARTS if self.parts is TRAINED_PARTS else frozenset(map(_part, names)),
+            "roles": _ALL_ROLES if self.roles is TRAINED_ROLES else frozenset(roles),
             "past": past,
             "final_stop": flag("final_stop", self.final_stop, SampleError),
         }
@@ -132,7 +133,7 @@ def build_supervised_sample(
     """
     if isinstance(past, str) and past == Past.EXPAND:
         raise SampleError("past='expand' makes several rows: call build_supervised_samples")
-    settings = SampleSettings(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
+    settings = {"turns": turns, "parts": parts, "roles": roles, "past": past, "final_stop": final_stop}
     return _built(renderer, settings, messages, tools, since)[0]
 
 
@@ -145,15 +146,20 @@ def build_supervised_samples(
     seen before it. A row goes on with the next turn while that turn's history is the row so
     far.
     """
-    return _built(renderer, SampleSettings(**settings), messages, tools, since)
+    return _built(renderer, settings, messages, tools, since)
 
 
 def _built(
-    renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int
+    renderer: Renderer, settings: dict[str, Any], messages: Any, tools: Any, since: int
 ) -> list[Sample]:
     """Build rows, and give the first warning of each kind to the public function's caller."""
     instance("renderer", renderer, Renderer, SampleError)
-    builder = renderer.cache.once(settings, lambda: SampleBuilder(renderer, settings))
+    key: Hashable = tuple(settings.items())
+    try:
+        hash(key)
+    except TypeError:  # lists, say
+        key = SampleSettings(**settings)
+    builder = renderer.cache.once(key, lambda: SampleBuilder(renderer, SampleSettings(**settings)))
     samples = builder.build(messages, tools, since, keep=False)
     first = {
         type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)
@@ -230,13 +236,15 @@ class SampleBuilder:
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         if since > len(messages):
             raise SampleError(f"since is {since}, but the conversation has {len(messages)} messages")
-        if unknown := sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages}):
+        unusual = self.settings.roles - ROLES  # type: ignore[operator]
+        if unusual and (unknown := sorted(unusual.difference(row["role"] for row in messages))):
             raise SampleError(f"roles names {unknown[0]!r}, no usual role and none of this conversation")
         chosen = [
             at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since
         ]
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
-        off = [at for at in chosen if _flag(at, messages[at]) is False]
+        flagged = [at for at in chosen if not messages[at].keys().isdisjoint(FLAGS)]
+        off = [at for at in flagged if _flag(at, messages[at]) is False]
         if self.settings.turns is Turns.FLAGGED:
             return [at for at in chosen if at not in off], []
         if self.settings.turns is Turns.LAST:
@@ -284,8 +292,9 @@ class SampleBuilder:
     ) -> Sample:
         notes = [*map(str, remarks), *(() if chosen else ("nothing carries loss: no turn is chosen",))]
         stop = None
-        starts = {turn.start for turn in rendered.turns}  # a turn may go on in the next message
         unstopped = [turn for turn in rendered.turns if turn.stop_token is None and turn.message in chosen]
+        # a turn may go on in the next message
+        starts = {turn.start for turn in rendered.turns if unstopped}
         endless = [turn.message for turn in unstopped if turn.stop not in starts]
         last = rendered.turns[-1] if rendered.turns else None
         if last is not None and last in unstopped and last.stop == len(rendered.ids):
@@ -302,7 +311,9 @@ class SampleBuilder:
                 stop = None
         if endless and self.renderer.turn_stop_ids():
             notes.append(f"{listed([*dict.fromkeys(endless)])}: {NO_STOP}")
-        columns: Any = functools.cache(lambda: part_columns(self.renderer, rendered, tools is not None))
+        columns: Any = functools.partial(part_columns, self.renderer, rendered, tools is not None)
+        if self.settings.parts != _ALL_PARTS or self.settings.roles != _ALL_ROLES:
+            columns = columns().copy  # the mask depends on them
         all_notes: Any = lambda: {"notes": (*rendered.notes, *notes)}  # noqa: E731
         sample = Sample(
             ids=rendered.ids,
@@ -326,12 +337,12 @@ class SampleBuilder:
         self, rendered: RenderedTokens, messages: Messages, columns: Deferred, chosen: Sequence[int]
     ) -> npt.NDArray[np.bool_]:
         parts, roles = self.settings.parts, [row["role"] for row in messages]
-        is_all = parts == frozenset(TRAINED_PARTS) and self.settings.roles == frozenset(TRAINED_ROLES)
+        is_all = parts == _ALL_PARTS and self.settings.roles == _ALL_ROLES
         if is_all and len(chosen) == roles.count("assistant"):
             return rendered.mask.copy()  # everything sampled
         picked = np.isin(rendered.messages, chosen)
         mask: npt.NDArray[np.bool_] = rendered.mask & picked
-        if parts != frozenset(TRAINED_PARTS):
+        if parts != _ALL_PARTS:
             names = {*parts, *([Part.OTHER] if Part.CONTENT in parts else [])}
             mask &= np.isin(columns()["parts"], [*names])
         if any(roles[at] != "assistant" for at in chosen):

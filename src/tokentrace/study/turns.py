@@ -68,7 +68,8 @@ def find_turns(
     rendering: Rendering, messages: Messages, run: TryRun, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
     """The assistants' turns of a rendering, and notes on those (or `only` one) that are not proven."""
-    text, notes = rendering.text, list[str]()
+    text = rendering.text
+    notes: list[str] = []
     assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
     turns = turn_spans(rendering, assistants)
     missing = assistants - {turn.message for turn in turns}

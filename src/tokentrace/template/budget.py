@@ -9,7 +9,6 @@ A template is somebody else's program. Three rules keep it from running or writi
 - every new value is charged in bytes. Outside a render, nothing is charged.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -80,14 +79,17 @@ class _Active(threading.local):
 _active = _Active()
 
 
-@contextlib.contextmanager
-def charging(budget: RenderBudget) -> Iterator[None]:
-    before = _active.budget
-    _active.budget = budget
-    try:
-        yield
-    finally:
-        _active.budget = before
+class charging:  # noqa: N801
+    """Charges what the block makes to a budget."""
+
+    def __init__(self, budget: RenderBudget) -> None:
+        self._budget = budget
+
+    def __enter__(self) -> None:
+        self._before, _active.budget = _active.budget, self._budget
+
+    def __exit__(self, *error: object) -> None:
+        _active.budget = self._before
 
 
 def step(count: int = 1) -> None:

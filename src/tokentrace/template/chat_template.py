@@ -30,6 +30,7 @@ from .traced import TracedList, wrap
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning. Most templates read the first, gpt-oss's the second."""
 _REASONING = frozenset(REASONING_FIELDS)
+_ALIASES = REASONING_FIELDS[:2]
 _TEXT_FIELDS = _REASONING | {"content", "text"}
 _FOLDING = {"steps": 1_000, "size": 64 * 1024}
 """The budget for folding constants at compile time; larger ones are computed when the template runs."""
@@ -54,6 +55,8 @@ class Template:
     asks_alike = False
     """True if its generation prompt is provably the same in every conversation: see `asking`."""
     reads_boxed = False
+    aliases: Sequence[str] = _ALIASES
+    """The names under which it gets a message's reasoning."""
 
     def render(
         self,
@@ -63,7 +66,7 @@ class Template:
         add_generation_prompt: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> Rendering:
-        rows = name_reasoning(messages)
+        rows = name_reasoning(messages, self.aliases)
         if self.reads_boxed:
             rows = wrap(rows, Origin(("messages",)))
         names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -150,17 +153,16 @@ def _plain_names(text: str) -> str:
     )
 
 
-def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Plain messages, each with its reasoning under all names that templates know."""
+def name_reasoning(messages: Sequence[Mapping[str, Any]], aliases: Sequence[str] = _ALIASES) -> list[Any]:
+    """Plain messages, each with its reasoning under all `aliases`."""
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)
         if not _REASONING.isdisjoint(row):
             name = next((name for name in REASONING_FIELDS if row.get(name) is not None), None)
-            if name is not None:
-                reasoning = wrap(row[name], Origin.of(index, name))
-                thinking = row.get("thinking", reasoning)
-                row = {**row, "thinking": thinking, "reasoning_content": reasoning, name: row[name]}
+            missing = [one for one in aliases if one != name and (one == _ALIASES[0] or one not in row)]
+            if name is not None and missing:
+                row = {**row, **dict.fromkeys(missing, wrap(row[name], Origin.of(index, name)))}
         rows.append(row)
     return rows
 
@@ -192,6 +194,7 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
             "variables": frozenset(names - _ARGUMENTS),
             "reads": frozenset(names | (names_in(tree) & environment.globals.keys())),
             "asks_alike": asks_alike(tree, environment.globals),
+            "aliases": [name for name in _ALIASES if re.search(rf"\b{name}\b", source)],
         }
     return compile_template(tree), facts
 

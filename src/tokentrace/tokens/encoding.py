@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +98,7 @@ class Encoded:
     def control_tokens(self) -> ControlTokens:
         at = self.control.nonzero()[0]
         return ControlTokens(
-            at.tolist(), *(column[at].tolist() for column in (self.ids, self.starts, self.ends))
+            at.tolist(), *(column.take(at).tolist() for column in (self.ids, self.starts, self.ends))
         )
 
     def position(self, token: int) -> int:
@@ -107,11 +107,15 @@ class Encoded:
 
     def first_touching(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that ends after it."""
-        return list(map(int, self.ends.searchsorted(np.asarray(positions, self.ends.dtype), "right")))
+        return cast(
+            list[int], self.ends.searchsorted(np.asarray(positions, self.ends.dtype), "right").tolist()
+        )
 
     def first_after(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that starts at it or later."""
-        return list(map(int, self.starts.searchsorted(np.asarray(positions, self.starts.dtype), "left")))
+        return cast(
+            list[int], self.starts.searchsorted(np.asarray(positions, self.starts.dtype), "left").tolist()
+        )
 
     def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
         """The half-open range of tokens that contain a character of ``text[start:end]``."""
@@ -205,7 +209,7 @@ def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozense
     ends = encoded.rendering.ends
     origins = encoded.rendering.origins
     span = 0
-    allowed = frozenset[int]()
+    allowed: frozenset[int] = frozenset()
     for token, start, end in zip(control.ids, control.starts, control.ends, strict=True):
         span = bisect.bisect_right(ends, start, span)
         if end <= ends[span] and origins[span] is None:

@@ -67,7 +67,7 @@ class TokenTable:
                         f"{name} has {len(column)} entries, but there are {len(self.ids)} ids"
                     )
         ids = self.ids
-        if len(ids) and (ids.min() < 0 or (ids.dtype != np.int32 and ids.max() > 2**31 - 1)):
+        if len(ids) and (np.minimum.reduce(ids) < 0 or (ids.dtype != np.int32 and ids.max() > 2**31 - 1)):
             raise SampleError("ids must be 0 to 2**31 - 1")
 
     def _defer(self, name: str, compute: Deferred) -> None:
