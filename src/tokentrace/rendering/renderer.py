@@ -120,13 +120,14 @@ class Renderer:
         rendering = left_open(text.rendering, len(checked) - 1) if continued else text.rendering
         if as_prompted:
             rendering = after_prompt(run, rendering, text.messages, self.past)
-        _credit_content(rendering, adapted.wrapped)
+        wrapped = adapted.wrapped
+        _credit_content(rendering, wrapped)
         encoded = self.encode_text(rendering, text.messages, tools=tools)
         sampling = find_sampled(study, encoded, text.messages, schemas)
         if continued:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
         originals = list(adapted.messages if continued else text.messages)
-        for at in adapted.wrapped:
+        for at in wrapped:
             originals[at] = checked[at]
         changes, notes = [*adapted.changes, *text.changes], [*text.notes, *sampling.notes]
         lost = functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ())
@@ -161,7 +162,7 @@ class Renderer:
 
     def study(self, tools: Any = None) -> TemplateStudy:
         """The study of the template in use: a model may ship a separate one for tools."""
-        if tools is not None and not isinstance(tools, Sequence):
+        if tools is not None and type(tools) is not list and not isinstance(tools, Sequence):
             check_tools(tools)  # raises InputError
         for name in ("tool_use", "default") if tools is not None else ("default",):
             if (study := self._studies.get(name)) is not None:
