@@ -53,6 +53,12 @@ COUNTED = """{%- for message in messages -%}
 {%- endfor %}
 {%- if add_generation_prompt %}<|turn|>assistant 0:{% endif %}"""
 
+ESCAPED = (
+    "{% for message in messages %}{{ '<|turn|>' }}{% if message.role == 'system' %}{{ 'These are instructions:\\n' }}"
+    "{% endif %}{{ 'This is the message with the number\\n' + loop.revindex|string }}:{{ message.content }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|turn|>This is the message with the number\\n0:' }}{% endif %}"
+)
+
 LAST_TWO = """{%- for message in messages[-2:] -%}
 <|turn|>{{ message.role }}:{{ message.content }}<|end|>
 {%- endfor %}
@@ -67,6 +73,7 @@ LAST_TWO = """{%- for message in messages[-2:] -%}
         (BUILT, 4, "loop.index0 >= messages|length - 1"),
         (ONE_LINE, 1, "loop.index0 > ns.last"),
         (COUNTED, 2, ""),
+        (ESCAPED, 1, ""),
         (LAST_TWO, 2, ""),
     ],
 )
@@ -75,7 +82,8 @@ def test_a_condition_is_proven_or_the_line_that_writes_is_named(source: str, lin
     (blame,) = (one.blame for one in cells[0].breaks if not one.at_turn)
     assert blame is not None
     assert blame.line == line
-    assert condition in blame.source or source is ONE_LINE  # of which only the beginning is quoted
+    part = "revindex" if source is ESCAPED else condition
+    assert part in blame.source or source is ONE_LINE  # whose words also stand elsewhere in the line
     assert blame.before is (True if condition else None)
 
 

@@ -230,6 +230,7 @@ def test_a_field_that_spells_a_delimiter_is_one_part(message: dict[str, Any], ex
         ({"roles": [1]}, SampleError, ["strings"]),
         ({"past": "expand"}, SampleError, ["build_supervised_samples"]),
         ({"since": 99}, SampleError, ["since is 99"]),
+        ({"since": -1}, SampleError, ["since must be at least 0"]),
     ],
 )
 def test_settings_that_are_none_are_refused_with_the_choices(
@@ -238,3 +239,16 @@ def test_settings_that_are_none_are_refused_with_the_choices(
     with pytest.raises(kind) as raised:
         sample_of(make_renderer("qwen2.5"), Conversation([HI]), **chosen)
     assert [name for name in named if name not in str(raised.value)] == []
+
+
+def test_settings_are_read_anew_for_every_row() -> None:
+    renderer, messages, named = create_renderer(POCKET), [HI, assistant("ok")], {"first": "assistant"}
+    roles = named.values()
+    assert build_supervised_sample(renderer, messages, roles=roles).trained_messages == [1]
+    named["first"] = "user"
+    assert build_supervised_sample(renderer, messages, roles=roles).trained_messages == [0]
+    for wrong in ((2, 1, 3, 4), memoryview(bytearray(b"x"))):  # the first equals the parts of the rows before
+        with pytest.raises(SampleError, match="parts must be some of"):
+            build_supervised_sample(renderer, messages, parts=wrong)
+    with pytest.raises(SampleError, match="weight: must be true or false"):
+        build_supervised_sample(renderer, [HI, assistant("ok") | {"weight": np.array([0, 1])}])

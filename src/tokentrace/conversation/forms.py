@@ -6,7 +6,7 @@ None or no field. Most templates read one form, which `study.forms` finds by tra
 
 import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import SimpleNamespace
@@ -97,9 +97,7 @@ def adapt(messages: Messages, forms: Any) -> Adapted:
     changes: list[Change] = []
     texts = {role for role in {message["role"] for message in messages} if forms.content(role).text}
     adapted = [
-        message
-        if message["role"] in texts and type(message.get("content")) is str and _is_read(message, forms)
-        else _adapt_message(index, message, forms, changes)
+        message if _is_read(message, texts, forms) else _adapt_message(index, message, forms, changes)
         for index, message in enumerate(messages)
     ]
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
@@ -122,12 +120,13 @@ def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
 
 
-def _is_read(message: Fields, forms: Any) -> bool:
-    """True if the template reads a message with text as it is."""
-    if message["role"] != "assistant":
-        return True
-    if "tool_calls" not in message:
-        return bool(message["content"])
+def _is_read(message: Fields, texts: Collection[str], forms: Any) -> bool:
+    """True if the template reads a message as it is. It reads `texts`: roles whose content may be text."""
+    if message["role"] not in texts or type(message.get("content")) is not str:
+        return False
+    is_reply = message["role"] == "assistant"
+    if not is_reply or "tool_calls" not in message:
+        return not is_reply or bool(message["content"])
     calls, form = message["tool_calls"] or (), forms.calls
     for call in calls:
         function = call.get("function") if type(call) is dict else None

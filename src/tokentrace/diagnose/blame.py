@@ -241,9 +241,10 @@ class _Instrument(NodeTransformer):
 def _excerpt(line: str, expression: nodes.Expr) -> str:
     """The part of a long line that has most of the expression's names and constants."""
     parts = (expression, *expression.find_all(nodes.Expr))
-    words = {str(getattr(one, key, "")) for one in parts for key in ("name", "attr", "value")}
+    texts = {repr(str(getattr(one, key, "")))[1:-1] for one in parts for key in ("name", "attr", "value")}
+    words = [text for text in texts if text in line]
     places = [match.start() for match in re.finditer(re.escape(max(words, key=len)), line)]
-    starts = [max(0, place - _QUOTED // 2) for place in places] or [0]
+    starts = [max(0, place - _QUOTED // 2) for place in places]
     start = max(starts, key=lambda at: sum(word in line[at : at + _QUOTED] for word in words))
     start = line.rfind(" ", 0, start + 1) + 1
     return f"{'…' * (start > 0)}{line[start : start + _QUOTED]}…"

@@ -163,7 +163,9 @@ def check_dataset(
     """
     limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
     files = find_sources(inputs, split=split)
-    ours = _own_files(files)
+    paths = [{Format.PARQUET: one.path, Format.LINES: one.origin}.get(one.format) for one in files]
+    pairs = ((file, read_metadata(path)) for file, path in zip(files, paths, strict=True) if path)
+    ours = [(file, metadata) for file, metadata in pairs if metadata]
     settings = settings or _recorded_settings(ours, tokenizer, changes or {})
     checker = RowChecker(settings, columns, pad_token)
     report = CheckReport()
@@ -193,12 +195,6 @@ def check_dataset(
         done += source.size
         progress(done, total)
     return report
-
-
-def _own_files(files: Sequence[Source]) -> list[_OwnFile]:
-    paths = [{Format.PARQUET: one.path, Format.LINES: one.origin}.get(one.format) for one in files]
-    pairs = ((file, read_metadata(path)) for file, path in zip(files, paths, strict=True) if path)
-    return [(file, metadata) for file, metadata in pairs if metadata]
 
 
 def _recorded_settings(

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -31,6 +31,7 @@ TRAINED_ROLES = ("assistant",)
 ROW_PASTS = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
 NO_STOP = "the template writes no stop token here, so the row does not teach to stop after such a turn"
 Columns = dict[str, npt.NDArray[Any]]
+_FIXED = frozenset({str, bool, type(None)})
 _ALL_PARTS, _ALL_ROLES = frozenset(TRAINED_PARTS), frozenset(TRAINED_ROLES)
 _BY_NAME = {part.name.lower(): part for part in TRAINED_PARTS}
 
@@ -64,8 +65,8 @@ class SampleSettings:
             raise SampleError(f"past of rows must be one of {choices}; set past={past!s} on the renderer")
         checked = {
             "turns": choose(Turns, "turns", self.turns),
-            "parts": _ALL_PARTS if self.parts is TRAINED_PARTS else frozenset(map(_part, names)),
-            "roles": _ALL_ROLES if self.roles is TRAINED_ROLES else frozenset(roles),
+            "parts": frozenset(map(_part, names)),
+            "roles": frozenset(roles),
             "past": past,
             "final_stop": flag("final_stop", self.final_stop, SampleError),
         }
@@ -154,11 +155,11 @@ def _built(
 ) -> list[Sample]:
     """Build rows, and give the first warning of each kind to the public function's caller."""
     instance("renderer", renderer, Renderer, SampleError)
-    key: Hashable = tuple(settings.items())
-    try:
-        hash(key)
-    except TypeError:  # lists, say
-        key = SampleSettings(**settings)
+    values = [
+        value for value in settings.values() if value is not TRAINED_PARTS and value is not TRAINED_ROLES
+    ]
+    is_fixed = _FIXED.issuperset(map(type, values))  # nobody can change them, and equal ones mean the same
+    key = tuple(settings.items()) if is_fixed else SampleSettings(**settings)
     builder = renderer.cache.once(key, lambda: SampleBuilder(renderer, SampleSettings(**settings)))
     samples = builder.build(messages, tools, since, keep=False)
     first = {
@@ -215,7 +216,7 @@ class SampleBuilder:
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
         """The rows of one conversation, several if it is expanded. With `keep`, they keep their rendering."""
-        since = whole("since", since, error=SampleError)
+        since = whole("since", since, least=0, error=SampleError)
         expands, is_flagged = self.settings.past is Past.EXPAND, self.settings.turns is Turns.FLAGGED
         if expands or is_flagged:
             messages = self.renderer.check_messages(messages, tools=tools)
@@ -293,8 +294,9 @@ class SampleBuilder:
         notes = [*map(str, remarks), *(() if chosen else ("nothing carries loss: no turn is chosen",))]
         stop = None
         unstopped = [turn for turn in rendered.turns if turn.stop_token is None and turn.message in chosen]
-        # a turn may go on in the next message
-        starts = {turn.start for turn in rendered.turns if unstopped}
+        starts = {
+            turn.start for turn in rendered.turns if unstopped
+        }  # a turn may go on in the next message
         endless = [turn.message for turn in unstopped if turn.stop not in starts]
         last = rendered.turns[-1] if rendered.turns else None
         if last is not None and last in unstopped and last.stop == len(rendered.ids):
@@ -367,7 +369,7 @@ class SampleBuilder:
 
 def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
     for name in FLAGS:
-        if (value := message.get(name)) in (0, 1):
+        if getattr(value := message.get(name), "ndim", 0) == 0 and value in (0, 1):
             return bool(value)
         if value is not None:
             raise SampleError(f"message {at}, {name}: must be true or false (1 or 0), not {value!r}")

@@ -13,6 +13,7 @@ from ..parsing.response import ParsedResponse, PartKind
 from ..rendering.bridged import BridgedTokens
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
+from ..samples.pasts import listed
 from ..samples.sample import CompletionSpan, Sample
 from ..samples.trajectories import owned_turns
 from ..study.sampling import SampledTurn
@@ -165,18 +166,17 @@ def _stop_cards(rendered: RenderedTokens) -> list[Card]:
         text = _stop_text(rendered, turn)
         ended.setdefault("nothing" if text is None else visible(text), []).append(turn.message)
     return [
-        Card("Ends with" if at == 0 else "and with", text, _message_list(messages))
+        Card(
+            "Ends with" if at == 0 else "and with",
+            text,
+            listed(messages) if len(messages) < 9 else counted(len(messages), "message"),
+        )
         for at, (text, messages) in enumerate(ended.items())
     ]
 
 
 def _stop_text(rendered: RenderedTokens, turn: SampledTurn) -> str | None:
     return None if turn.stop_token is None else rendered.decode(slice(turn.stop - 1, turn.stop))
-
-
-def _message_list(numbers: list[int], most: int = 8) -> str:
-    text = ", ".join(map(str, numbers[:most])) + (f" … {numbers[-1]}" if len(numbers) > most else "")
-    return f"message{'s' if len(numbers) > 1 else ''} {text}"
 
 
 def edit(what: str, before: str, after: str, around: int = 40) -> Edit:

@@ -29,8 +29,8 @@ from .traced import TracedList, wrap
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning. Most templates read the first, gpt-oss's the second."""
+_TRACED_TYPE = re.compile(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)")
 _REASONING = frozenset(REASONING_FIELDS)
-_ALIASES = REASONING_FIELDS[:2]
 _TEXT_FIELDS = _REASONING | {"content", "text"}
 _FOLDING = {"steps": 1_000, "size": 64 * 1024}
 """The budget for folding constants at compile time; larger ones are computed when the template runs."""
@@ -55,8 +55,6 @@ class Template:
     asks_alike = False
     """True if its generation prompt is provably the same in every conversation: see `asking`."""
     reads_boxed = False
-    aliases: Sequence[str] = _ALIASES
-    """The names under which it gets a message's reasoning."""
 
     def render(
         self,
@@ -66,7 +64,7 @@ class Template:
         add_generation_prompt: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> Rendering:
-        rows = name_reasoning(messages, self.aliases)
+        rows = name_reasoning(messages)
         if self.reads_boxed:
             rows = wrap(rows, Origin(("messages",)))
         names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -121,7 +119,7 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
     except Exception as error:
         message = trace.current if trace.current >= 0 else None
         is_limit = isinstance(error, (RecursionError, MemoryError, TooLarge))
-        text = _plain_names(str(error))
+        text = _TRACED_TYPE.sub(lambda name: name[1].lower(), str(error))
         match error:
             case RecursionError():
                 problem = "the template recurses too deeply"
@@ -147,22 +145,17 @@ def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
     return template.get_corresponding_lineno(lines[-1]) if template and lines else None
 
 
-def _plain_names(text: str) -> str:
-    return re.sub(
-        r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), text
-    )
-
-
-def name_reasoning(messages: Sequence[Mapping[str, Any]], aliases: Sequence[str] = _ALIASES) -> list[Any]:
-    """Plain messages, each with its reasoning under all `aliases`."""
+def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Plain messages, each with its reasoning under all names that templates know."""
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)
         if not _REASONING.isdisjoint(row):
             name = next((name for name in REASONING_FIELDS if row.get(name) is not None), None)
-            missing = [one for one in aliases if one != name and (one == _ALIASES[0] or one not in row)]
-            if name is not None and missing:
-                row = {**row, **dict.fromkeys(missing, wrap(row[name], Origin.of(index, name)))}
+            if name is not None:
+                reasoning = wrap(row[name], Origin.of(index, name))
+                thinking = reasoning if row.get("thinking") is None else row["thinking"]
+                row = {**row, "thinking": thinking, "reasoning_content": reasoning, name: row[name]}
         rows.append(row)
     return rows
 
@@ -194,7 +187,6 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
             "variables": frozenset(names - _ARGUMENTS),
             "reads": frozenset(names | (names_in(tree) & environment.globals.keys())),
             "asks_alike": asks_alike(tree, environment.globals),
-            "aliases": [name for name in _ALIASES if re.search(rf"\b{name}\b", source)],
         }
     return compile_template(tree), facts
 

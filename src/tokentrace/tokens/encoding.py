@@ -107,15 +107,13 @@ class Encoded:
 
     def first_touching(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that ends after it."""
-        return cast(
-            list[int], self.ends.searchsorted(np.asarray(positions, self.ends.dtype), "right").tolist()
-        )
+        tokens = self.ends.searchsorted(np.asarray(positions, self.ends.dtype), "right")
+        return cast(list[int], tokens.tolist())
 
     def first_after(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that starts at it or later."""
-        return cast(
-            list[int], self.starts.searchsorted(np.asarray(positions, self.starts.dtype), "left").tolist()
-        )
+        tokens = self.starts.searchsorted(np.asarray(positions, self.starts.dtype), "left")
+        return cast(list[int], tokens.tolist())
 
     def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
         """The half-open range of tokens that contain a character of ``text[start:end]``."""
