@@ -175,9 +175,15 @@ def same_as_transformers(source: str, messages: list[dict[str, Any]] = MESSAGES,
 
 def test_reasoning_is_offered_under_each_of_its_names() -> None:
     source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}"
+    whole = "{% for m in messages %}{{ m|tojson }}{% for key in m %}{{ key ~ m[key] }};{% endfor %}{% endfor %}"
     for name in ("reasoning_content", "thinking", "reasoning"):
-        messages = [{"role": "assistant", "content": "x", name: "why"}]
-        same_as_transformers(source, messages)
+        for message in (
+            {name: "why"},
+            {"role": "assistant", name: "why", "content": "x"},
+            {"thinking": None, name: "a"},
+        ):
+            same_as_transformers(source, [message])
+            same_as_transformers(whole, [message])
     both = [{"role": "assistant", "content": "x", "thinking": "a", "reasoning_content": "b"}]
     assert same_as_transformers(source, both) == "b|a|;"
 

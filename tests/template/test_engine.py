@@ -232,8 +232,7 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         named.append(message)
         for reasoning in [message[name] for name in REASONING_FIELDS if message.get(name) is not None][:1]:
-            aliases = {"thinking": message.get("thinking", reasoning), "reasoning_content": reasoning}
-            named[-1] = {**message, **aliases}
+            named[-1] = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     return named
 
 

@@ -146,7 +146,7 @@ def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
 
 
 def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Plain messages, each with its reasoning under all names that templates know."""
+    """Plain messages, each with its reasoning under the names, and in the places, that transformers gives it."""
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)
@@ -154,8 +154,7 @@ def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
             name = next((name for name in REASONING_FIELDS if row.get(name) is not None), None)
             if name is not None:
                 reasoning = wrap(row[name], Origin.of(index, name))
-                thinking = reasoning if row.get("thinking") is None else row["thinking"]
-                row = {**row, "thinking": thinking, "reasoning_content": reasoning, name: row[name]}
+                row = {"thinking": reasoning, **row, "reasoning_content": reasoning, name: row[name]}
         rows.append(row)
     return rows
 
