@@ -247,6 +247,8 @@ def test_settings_are_read_anew_for_every_row() -> None:
     assert build_supervised_sample(renderer, messages, roles=roles).trained_messages == [1]
     named["first"] = "user"
     assert build_supervised_sample(renderer, messages, roles=roles).trained_messages == [0]
+    row = build_supervised_sample(renderer, messages, parts=iter(["content"]))
+    assert renderer.tokenizer.decode(row.ids[row.mask]) == "ok"
     for wrong in ((2, 1, 3, 4), memoryview(bytearray(b"x"))):  # the first equals the parts of the rows before
         with pytest.raises(SampleError, match="parts must be some of"):
             build_supervised_sample(renderer, messages, parts=wrong)

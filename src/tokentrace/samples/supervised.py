@@ -159,8 +159,9 @@ def _built(
         value for value in settings.values() if value is not TRAINED_PARTS and value is not TRAINED_ROLES
     ]
     is_fixed = _FIXED.issuperset(map(type, values))  # nobody can change them, and equal ones mean the same
-    key = tuple(settings.items()) if is_fixed else SampleSettings(**settings)
-    builder = renderer.cache.once(key, lambda: SampleBuilder(renderer, SampleSettings(**settings)))
+    check = functools.partial(SampleSettings, **settings)
+    checked = renderer.cache.once(tuple(settings.items()), check) if is_fixed else check()
+    builder = renderer.cache.once(checked, lambda: SampleBuilder(renderer, checked))
     samples = builder.build(messages, tools, since, keep=False)
     first = {
         type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)
@@ -294,9 +295,8 @@ class SampleBuilder:
         notes = [*map(str, remarks), *(() if chosen else ("nothing carries loss: no turn is chosen",))]
         stop = None
         unstopped = [turn for turn in rendered.turns if turn.stop_token is None and turn.message in chosen]
-        starts = {
-            turn.start for turn in rendered.turns if unstopped
-        }  # a turn may go on in the next message
+        # a turn may go on in the next message
+        starts = {turn.start for turn in rendered.turns if unstopped}
         endless = [turn.message for turn in unstopped if turn.stop not in starts]
         last = rendered.turns[-1] if rendered.turns else None
         if last is not None and last in unstopped and last.stop == len(rendered.ids):
