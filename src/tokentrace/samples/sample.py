@@ -77,15 +77,12 @@ class Sample(ShowsItself, TokenTable):
             raise SampleError(f"reward must be a finite number or None, not {brief(self.reward)}")
         for name, kind in (("versions", VersionSpan), ("completions", CompletionSpan)):
             spans = getattr(self, name)
-            if type(spans) is tuple and not spans:
-                continue
             if not isinstance(spans, tuple) or not all(isinstance(span, kind) for span in spans):
                 raise SampleError(f"{name} must be a tuple of {kind.__name__}, not {brief(spans)}")
             for span in spans:
                 self._check_range(span.start, span.stop, name)
         channels, count = self.channels, len(self)
-        is_mapping = type(channels) is dict or isinstance(channels, Mapping)
-        if not is_mapping or not all(
+        if not isinstance(channels, Mapping) or not all(
             isinstance(channel, Channel) and len(channel) == count for channel in channels.values()
         ):
             raise SampleError(f"channels must be Channels of {count} tokens by name, not {brief(channels)}")
