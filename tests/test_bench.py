@@ -17,6 +17,7 @@ from bench.__main__ import PARTS
 from bench.bridge import RESULT_BYTES, grow, results
 from bench.conversations import sources, tools, varied
 from bench.parse import TOOL, completion, story
+from bench.timing import IN_A_ROW
 from tests.oracle import hf_ids
 from tests.support import FULL, make_renderer
 from tests.trajectory.model import check_trajectory
@@ -54,7 +55,7 @@ def test_each_figure_is_of_ids_that_are_the_templates(monkeypatch: pytest.Monkey
         make = partial(varied, 1_000, itertools.cycle(sources()), random.Random(0))
         row = render.measure(contenders, "varied", make, tools(), 2, 1, progress)
         assert set(row.spent) == {*render.RIVALS, render.OURS, render.LIMIT} - {"tml-renderers"}
-        assert [len(row.spent[name].values) for name in ("transformers", render.OURS)] == [1, 2]
+        assert [len(row.spent[name].values) for name in ("transformers", render.OURS)] == [IN_A_ROW, 2 * IN_A_ROW]
         assert not row.differ
         calls = contenders.calls(make(), tools())
 
