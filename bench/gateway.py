@@ -50,6 +50,8 @@ _SETTLING = 0.005
 _WARM = 5_000
 """Tokens of a session before the one that is measured."""
 _TURNS_STREAMED = 10
+_GROWN, _NEAR = 3, 27
+"""Sessions that grow, and of how many of their turns a figure is the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +141,21 @@ async def served(
 
 
 async def turns(family: str, store: Path, length: int, stream: bool) -> list[Turn]:
-    """One session that grows to a length, and between its turns the engine called with as many ids.
+    """Sessions that grow to a length, and between their turns the engine called with as many ids.
 
     A shorter one comes first, so that everything is warm.
     """
-    warm: list[Turn] = []
     found: list[Turn] = []
     async with served(family, store) as (engine, gateway):
         direct = await VLLMEngine.connect(engine.url)
         client = Client(gateway.url)
         prompts: Counter[tuple[int, int]] = Counter()
-        for name, turns_so_far, limit in (("warm", warm, min(length, _WARM)), ("grown", found, length)):
+        for number in range(1 + _GROWN):
             talk = Talk(itertools.cycle(sources()))
-            while not turns_so_far or turns_so_far[-1].tokens < limit:
+            turns_so_far: list[Turn] = []
+            while not turns_so_far or turns_so_far[-1].tokens < (length if number else min(length, _WARM)):
                 before = gateway.cpu()
-                reply = await client.post(f"/sessions/{name}{_CHAT}", talk.body(stream))
+                reply = await client.post(f"/sessions/grown{number}{_CHAT}", talk.body(stream))
                 await asyncio.sleep(_SETTLING)  # what is done after the answer counts as well
                 spent = gateway.cpu() - before
                 talk.take(reply, stream)
@@ -163,6 +165,7 @@ async def turns(family: str, store: Path, length: int, stream: bool) -> list[Tur
                 turns_so_far.append(Turn(count, spent, raw, reply.seconds, seconds))
                 if len(turns_so_far) < 4:
                     await gateway.rests()
+            found += turns_so_far if number else []
         await direct.close()
         client.close()
     await check(store, prompts)
@@ -323,7 +326,7 @@ def _told(family: str, lengths: Sequence[int], quick: bool) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         for stream in (False, True):
             found = asyncio.run(turns(family, Path(folder) / f"grown{stream}.db", lengths[-1], stream))
-            yield f"{'Streamed' if stream else 'Whole'} answers: milliseconds of CPU time a turn, medians of nine:"
+            yield f"{'Streamed' if stream else 'Whole'} answers: milliseconds of CPU time a turn, medians of {_NEAR}:"
             yield _turns_table(found, lengths)
         waits = asyncio.run(
             first_bytes(family, Path(folder) / "first.db", QUICK_STREAMS if quick else STREAMS, lengths[-1])
@@ -355,7 +358,7 @@ def _told(family: str, lengths: Sequence[int], quick: bool) -> Iterator[str]:
 def _turns_table(found: Sequence[Turn], lengths: Sequence[int]) -> str:
     cells = []
     for length in lengths:
-        near = sorted(found, key=lambda turn: abs(turn.tokens - length))[:9]
+        near = sorted(found, key=lambda turn: abs(turn.tokens - length))[:_NEAR]
         middle = [statistics.median(values) for values in zip(*(_columns(turn) for turn in near), strict=True)]
         cells.append([f"{statistics.median(turn.tokens for turn in near):,.0f}", *map(milli, middle)])
     return table(["tokens", "gateway process", "raw engine call", "overhead", "time", "raw time"], cells)

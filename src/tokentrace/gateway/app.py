@@ -164,7 +164,7 @@ _AGENTS = [
     Endpoint(_models, "GET", "/v1/models/{model:path}", "any"),
 ]
 ENDPOINTS = [
-    *(replace(each, path=prefix + each.path) for prefix in PREFIXES for each in _AGENTS),
+    *(replace(each, path=prefix + each.path) for each in _AGENTS for prefix in PREFIXES),
     *(Endpoint(one, *route.partition(" ")[::2]) for route, one in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()),
     Endpoint(_health, "GET", "/healthz", "health"),
     Endpoint(_ready, "GET", "/readyz", "health"),

@@ -108,7 +108,7 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
         place = f"{settings.host}:{settings.port}"
         raise InputError(f"cannot listen on {place}: {error.strerror}; use another --port") from error
     options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-    options |= {"lifespan": "off", "ws": "none"}
+    options |= {"lifespan": "off", "ws": "none", "proxy_headers": False}
     grace = max(1, int(settings.patience) + 1)
     config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, **options)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -29,7 +29,10 @@ def json_bytes(value: Any) -> bytes:
 
 
 def pack(data: bytes) -> bytes:
-    small = zlib.compress(data, 1) if len(data) >= _WORTHWHILE else data
+    small = data
+    if len(data) >= _WORTHWHILE:
+        deflate = zlib.compressobj(1, wbits=13, memLevel=6)  # 64 KB of memory to clear instead of 256
+        small = deflate.compress(data) + deflate.flush()
     return _DEFLATED + small if len(small) < len(data) else _PLAIN + data if data else b""
 
 

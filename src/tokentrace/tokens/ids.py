@@ -23,7 +23,7 @@ def check_ids(
         return np.zeros(0, np.int32)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
     unsigned = ids.view(np.uint32) if ids.dtype == np.int32 else ids  # a negative int32 becomes a large one
-    largest = int(unsigned.max())
+    largest = int(np.maximum.reduce(unsigned))
     if largest > limit or (ids.dtype != np.int32 and int(ids.min()) < 0):
         where = int(((ids < 0) | (ids > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
