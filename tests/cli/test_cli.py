@@ -118,7 +118,7 @@ def test_an_error_is_one_line_that_names_message_and_field_and_debug_shows_the_t
         ("chat.json", b'["\xe9"]', [], "not UTF-8: invalid byte 2"),
         ("chat.json", b'{"a": 1}\n{"a": 2}\n', [], "--index"),
         ("chat.json", b"[\n]", ["--index", 0], "--index chooses from JSON Lines"),
-        ("chat.json", b"[]", ["--kwargs", "past=preserve"], "'past' is not a template variable"),
+        ("chat.json", b"[]", ["--kwargs", "past=preserve"], "'past' is a setting, not a template variable"),
         ("chat.json", b'{"chat": []}', [], "needs 'messages'"),
         ("rows.jsonl", b'[]\n\n[{"role"}]\n', ["--index", 1], "line 3, column 9: not valid JSON"),
         ("rows.jsonl", b'[]\n\n[{"role"}]\n', ["--index", 2], "there is no conversation 2; it has 2"),

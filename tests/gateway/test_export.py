@@ -201,7 +201,7 @@ async def test_a_row_says_why_its_branch_began_and_what_it_was_about(store: Stor
     recording = await Recording(store, "s", RENDERER).begin(metadata={"task": 7})
     turn = await recording.turn([user("a long question")], [310, 311], stopped_by="END", seconds=0.5)
     await recording.turn([user("a long question"), dict(turn.reply), user("more")], [312], version="v2")
-    await recording.turn([user("a long question")], [313], wishes=["x"])
+    await recording.turn([user("a long question")], [313], unenforced=["x"])
     await store.label("s", [Label("reward", 2, 1), Label("reward", "good", 2), Label("ok", True)])
     one, two = await rows_of(store, "s")
     assert (one["cause"], one["cause_detail"], one["parent"], one["shared"]) == ("", "", -1, 0)

@@ -69,7 +69,7 @@ def test_an_agent_that_is_sent_here_and_there_gives_one_row(place: str) -> None:
             state = served[0].state(agent.session)
             assert (state["turns"], state["rows"], state["incomplete"]) == (4, 1, [])
             assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
-            assert [turn["goes_on_from"] for turn in state["tree"]] == [None, 0, 1, 2]
+            assert [turn["base"] for turn in state["tree"]] == [None, 0, 1, 2]
             assert state == served[1].state(agent.session)
 
 
@@ -91,7 +91,7 @@ def test_many_agents_write_to_one_session_at_both_gateways_at_once(place: str) -
         assert len(number) == 120
         for agent in agents:
             line = [number[heard.id] for heard in agent.heard]
-            assert [state["tree"][at]["goes_on_from"] for at in line] == [None, *line[:-1]]
+            assert [state["tree"][at]["base"] for at in line] == [None, *line[:-1]]
             assert len({state["tree"][at]["branch"] for at in line}) == 1
 
 

@@ -97,7 +97,7 @@ def test_chat_is_read() -> None:
         n=2,
         variables={"enable_thinking": False},
         ignored=("flavour",),
-        wishes=("parallel_tool_calls", "tool_choice"),
+        unenforced=("parallel_tool_calls", "tool_choice"),
         answer=AnswerOptions(logprobs=2, usage_in_stream=True, token_fields=("vllm",)),  # type: ignore[arg-type]
         **READ,
     )
@@ -107,7 +107,7 @@ def test_chat_is_read() -> None:
     assert read("chat", enable_thinking=True).hints == {"enable_thinking": True, "thinking": True}
     assert read("chat", thinking={"type": "disabled"}).hints == {"enable_thinking": False, "thinking": False}
     legacy = read("chat", functions=[LOOK["function"]], function_call={"name": "look"})
-    assert (legacy.tools, legacy.wishes) == ([LOOK], ("function_call",))
+    assert (legacy.tools, legacy.unenforced) == ([LOOK], ("function_call",))
     assert not read("chat", functions=[LOOK["function"]], function_call="none").answer.calls_allowed
 
 
@@ -118,14 +118,14 @@ def test_messages_are_read() -> None:
         tools=[LOOK],
         max_tokens=9,
         ignored=("flavour",),
-        wishes=("tool_choice", "tool_choice.disable_parallel_tool_use", "thinking.budget_tokens"),
+        unenforced=("tool_choice", "tool_choice.disable_parallel_tool_use", "thinking.budget_tokens"),
         answer=AnswerOptions(object_arguments=True, usage_in_stream=True),
         **READ,
     )
     assert read("messages", messages=[user("a"), {"role": "assistant", "content": "It is"}]).continued
     assert read("messages", thinking={"type": "disabled"}).hints == {"enable_thinking": False, "thinking": False}
     edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
-    assert read("messages", context_management=edits).wishes == ("context_management",)
+    assert read("messages", context_management=edits).unenforced == ("context_management",)
     assert read_count({"model": "m", "messages": [user("Hi.")], "system": "A"}, {}).messages[0] == system("A")
 
 
@@ -139,7 +139,7 @@ def test_responses_are_read() -> None:
         instructions=1,
         stored=False,
         ignored=("flavour", "reasoning.context", "text.tone"),
-        wishes=("tools.1 (web_search)", "tool_choice", "reasoning.summary", "max_tool_calls"),
+        unenforced=("tools.1 (web_search)", "tool_choice", "reasoning.summary", "max_tool_calls"),
         joined=True,
         answer=request.answer,
         **READ,
@@ -157,7 +157,7 @@ def test_choices_of_tools() -> None:
     ):
         assert not read(name, tools=tools, tool_choice=none).answer.calls_allowed
         assert read(name, tools=tools, tool_choice=none).tools == [LOOK]
-        assert read(name, tools=tools, tool_choice=one).wishes == ("tool_choice",)
+        assert read(name, tools=tools, tool_choice=one).unenforced == ("tool_choice",)
 
 
 def test_the_header_asks_for_ids() -> None:
@@ -175,7 +175,7 @@ def test_functions_of_a_namespace_are_functions() -> None:
     request = read("responses", tools=[space])
     assert [tool["function"]["name"] for tool in request.tools or ()] == ["mcp__files__look"]
     assert request.answer.namespaces == {"mcp__files__look": ["mcp__files", "look"]}
-    assert request.wishes == ("tools.0.description",)
+    assert request.unenforced == ("tools.0.description",)
 
 
 def claude_code(**more: Any) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def test_claude_code_is_understood() -> None:
     ]
     assert [tool["function"]["name"] for tool in request.tools or ()] == ["look"]
     assert request.hints == {"reasoning_effort": "medium", "enable_thinking": True, "thinking": True}
-    assert set(request.wishes) == {"messages.output_config", "thinking.display"}
+    assert set(request.unenforced) == {"messages.output_config", "thinking.display"}
     assert request.ignored == ("system.x-anthropic-billing-header",)
     turned = [claude_code()["messages"][0], {"role": "system", "content": "# Environment"}]
     assert Messages.read(claude_code(messages=turned), {}).messages == request.messages

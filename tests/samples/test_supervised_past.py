@@ -211,7 +211,7 @@ def own_differences(renderer: Renderer, conversation: Conversation) -> dict[int,
 def test_warning_says_what_to_choose() -> None:
     renderer = make_renderer("qwen3")
     chat = CONVERSATIONS["reasoning_every_turn"]
-    with pytest.warns(HistoryWarning, match=r"^message 1: trained without the reasoning") as told:
+    with pytest.warns(HistoryWarning, match=r"^message 1: trained without their reasoning") as told:
         sample = build_supervised_sample(renderer, chat.messages)
     (warning,) = told
     assert warning.filename == __file__

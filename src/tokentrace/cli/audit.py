@@ -45,7 +45,7 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 @options.flag("--allow-partly", text="Accept uses that hold for some turns only.")
 @options.json_option("Print the reports as JSON.")
 @options.page_option("Write a page as well.")
-@options.flag("-q", "--quiet", text="Print only the uses that are not met.")
+@options.flag("-q", "--quiet", text="Print only uses that are not met; nothing with --on.")
 @click.pass_context
 def audit(
     ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any

@@ -143,7 +143,7 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     reserved |= {"messages", "tools", "add_generation_prompt"}
     for key in variables:
         if key in reserved:
-            raise InputError(f"--kwargs: {key!r} is not a template variable; see --help for settings")
+            raise InputError(f"--kwargs: {key!r} is a setting, not a template variable: see --help")
     return variables
 
 

@@ -38,31 +38,16 @@ class Cause(WordedEnum):
     # A prompt does not begin with the stream so far: what the tokens show.
     BOOLEAN_CASE = "boolean_case", "boolean or None case", "One side is JSON, the other Python.", _BRIDGE
     BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _BRIDGE
-    JSON_FORMAT = (
-        "json_format",
-        "JSON spacing or key order",
-        "Equal JSON values, written another way.",
-        _BRIDGE,
-    )
-    EMPTY_PARAMETER = (
-        "empty_parameter",
-        "empty or missing parameter",
-        "One side lacks an argument.",
-        _BRIDGE,
-    )
+    JSON_FORMAT = "json_format", "JSON spacing or key order", "Equal values, written differently.", _BRIDGE
+    EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks a value.", _BRIDGE
     WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
     STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
     STRIPPED_REASONING = "stripped_reasoning", "", "The reasoning of a past turn is gone.", _PRESERVE
     ZEROED_ANCHOR = "zeroed_anchor", "zeroed anchor after truncation", "The client lost some ids.", _KEEP
     UNKNOWN = "unknown", "", "No known cause", _COMPARE
     # What an agent did to the conversation.
-    REWRITTEN_CALL = "rewritten_call", "rewritten tool call", "The model did not write this call.", _REPAIR
-    CHANGED_TOOLS = (
-        "changed_tools",
-        "",
-        "The same messages with other tools or template variables.",
-        _BRANCH,
-    )
+    REWRITTEN_CALL = "rewritten_call", "", "A call of the model is changed or no longer readable.", _REPAIR
+    CHANGED_TOOLS = "changed_tools", "", "The same messages, other tools or template variables.", _BRANCH
     CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _BRANCH
     COMPACTION = (
         "compaction",
@@ -101,6 +86,9 @@ class Cause(WordedEnum):
     TOOLS_MISSING = "tools_missing"
     CONTROL_AS_TEXT = "control_as_text", "control token spelled as text"
     TEXT_AS_CONTROL = "text_as_control", "text turned into a control token"
+    CONTROL_TOKEN = "control_token", "another control token, or one more or less"
+    OTHER_TEXT = "other_text", "text that the conversation does not have"
+    AFTER_END = "after_end", "tokens after the end"
     CUT = "cut"
     # Ids, masks and logprobs that contradict each other.
     NO_TOKEN = "no_token", "an id that the vocabulary does not have", "", _ENCODER

@@ -118,14 +118,15 @@ def _read_trajectory(path: Path, where: str, note: Note) -> Rollout:
         return Rollout("", where, problem="the trajectory is empty")
     if loaded.truncated:
         note(f"{where}: {loaded.problem}")
-    calls = [_turn_call(trajectory, turn, where) for turn in owned_turns(trajectory)]
+    turns = enumerate(owned_turns(trajectory))
+    calls = [_turn_call(trajectory, turn, f"{where}, turn {number}") for number, turn in turns]
     return Rollout(trajectory.name or path.stem, where, calls)
 
 
 def _turn_call(trajectory: Trajectory, turn: Turn, where: str, cause: str = "", **request: Any) -> Call:
     first = next(one for one in trajectory.turns(turn.branch) if one.branch == turn.branch)
     cause = (cause or trajectory.branches[turn.branch].cause) if first.write == turn.write else ""
-    place = f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else "")
+    place = where + (f" of branch {turn.branch}" if turn.branch else "")
     request["temperature"] = as_float((turn.sampling or {}).get("temperature"))
     stream = trajectory.stream(turn.branch)[: turn.stop]
     logprobs = None if turn.tokens.logprobs is None else turn.tokens.logprobs.astype(np.float64)
@@ -166,7 +167,8 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
         request = exchange(conversations[-1][:-1], tools[info["root"]], info["reply"])
         turns = {turn.start: turn for turn in trajectory.turns(info["branch"])}
         words = f"{cause['cause']}: {cause['words']}" if cause else ""
-        calls.append(_turn_call(trajectory, turns[info["start"]], where, words, **request))
+        place = f"{where}, turn {record.number}"
+        calls.append(_turn_call(trajectory, turns[info["start"]], place, words, **request))
     return Rollout(name, where, calls, tokenizer=records[-1].info.get("tokenizer"))
 
 

@@ -199,7 +199,7 @@ class CheckedRollout:
         sentences.append(f"{counted(again)} read again, {counted(lost, 'sampled token')} gone")
         reasons = "; ".join(dict.fromkeys(filter(None, sentences)))
         words = f"token {shared:,} of {len(stream):,}{region}: {reasons}"
-        where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name}"
+        where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name!r}"
         finding = Finding(cause, where, words=words, position=shared, tokens=lost)
         self.breaks.append(finding)
         self.seen.append(Seen("causes", cause, lost, Example(where, words, [finding], contrasts)))

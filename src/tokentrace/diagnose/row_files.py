@@ -14,6 +14,7 @@ from ..data.tables import read_metadata
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
+from .finding import Cause
 from .record_files import Progress
 from .report import Report, Tallies
 from .rows import Outcome, RowChecker, origin_of
@@ -188,8 +189,11 @@ def check_dataset(
                 return report
             # files for trainers do not name their sources: their rows are compared in order
             names_source = isinstance(row.value, Mapping) and "source" in row.value
-            origin = conversations.result(row.value) if names_source else next(in_order, None)
-            checked = checker.check(row, origin)
+            result = conversations.result(row.value) if names_source else next(in_order, None)
+            checked = checker.check(row, result)
+            if assumed and Cause.NO_TOKEN in checked.causes:
+                problem = "has ids that the embedded model does not have"
+                raise InputError(f"{checked.where} {problem}: name the rows' tokenizer (--tokenizer, -t)")
             report.add(checked.counts, checked.seen())
             progress(done + row.end, total)
         done += source.size

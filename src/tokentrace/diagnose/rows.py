@@ -184,8 +184,8 @@ class RowChecker:
         prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
         self.prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
-    def check(self, row: Row, origin: RowResult | str | None = None) -> CheckedRow:
-        """Compare a row with its own conversation, or with `origin`, the result for its source."""
+    def check(self, row: Row, result: RowResult | str | None = None) -> CheckedRow:
+        """Compare a row with its own conversation, or with the `result` for its source."""
         checked = CheckedRow(f"{row.source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
         try:
             if row.problem is not None:
@@ -195,17 +195,17 @@ class RowChecker:
             return replace(checked, reason=" ".join(str(error).split()))
         checked = replace(checked, counts=Counter(rows=1, masks=actual.mask is not None))
         if has_conversation(actual.columns, self.tokenizer.settings.columns):
-            origin = self.tokenizer.tokenize(replace(row, value=dict(actual.columns)))
-        if isinstance(origin, RowResult) and origin.samples:
-            return self._compare(actual, origin.samples, checked)
-        if isinstance(origin, RowResult):
-            return replace(checked, reason=f"its conversation gives no row: {origin.problems[0].reason}")
+            result = self.tokenizer.tokenize(replace(row, value=dict(actual.columns)))
+        if isinstance(result, RowResult) and result.samples:
+            return self._compare(actual, result.samples, checked)
+        if isinstance(result, RowResult):
+            return replace(checked, reason=f"its conversation gives no row: {result.problems[0].reason}")
         size = self.vocabulary.size
         outside = np.flatnonzero(actual.ids >= size)
         for at in outside[(outside >= actual.start) & (outside < actual.stop)][:1]:
             words = f"token {at} is {actual.ids[at]}, but the vocabulary has {size:,} ids"
             return replace(checked, reason=words)
-        reason = origin or "the row has no conversation and does not name its source"
+        reason = result or "the row has no conversation and does not name its source"
         return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
 
     def _compare(self, actual: IdsRow, samples: Sequence[Sample], checked: CheckedRow) -> CheckedRow:
@@ -290,7 +290,7 @@ class _Comparison:
         place = self._by_place(hunk)
         at, other = hunk.start, hunk.other_start
         if place is not None or at == len(self.ids):
-            return place or Cause.UNKNOWN, hunk
+            return place or Cause.AFTER_END, hunk
         aligned = np.concatenate((self.ids[:at], self.other[other:]))
         sampled = self.sample.kinds == Kind.SAMPLED
         difference = next(hunks(self.ids, aligned, at, at))
@@ -305,6 +305,8 @@ class _Comparison:
             here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
             if here != there:
                 cause = Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL
+        if cause is Cause.UNKNOWN and self.messages[at] >= 0:
+            cause = Cause.OTHER_TEXT
         if cause is Cause.STRIPPED_REASONING and len(ours) <= len(theirs):
             cause = Cause.REASONING_ADDED
         if cause is Cause.CHANGED_SYSTEM and not self.has_system:
@@ -328,6 +330,7 @@ class _Comparison:
         other_turn = other_role in INSTRUCTIONS and heads.count(theirs) and len(theirs) > 3
         ends, other_ends = self._ends_turn(ours), self._ends_turn(theirs)
         ending = None not in (ends, other_ends)
+        both, one_token = np.append(ours, theirs), len(ours) < 2 and len(theirs) < 2
         causes = {
             Cause.NO_TOKEN: (theirs >= self.vocabulary.size).any(),
             Cause.TOOLS_MISSING: tools and tools == declared and 2 * len(theirs) < tools,
@@ -344,6 +347,8 @@ class _Comparison:
             Cause.LAST_WHITESPACE: ending and last,
             Cause.CUT: gone and last,
             Cause.CHANGED_TOOLS: gone and tools,
+            Cause.CONTROL_TOKEN: one_token
+            and self.vocabulary.is_control[both % self.vocabulary.size].all(),
         }
         return next((cause for cause, applies in causes.items() if applies), None)
 

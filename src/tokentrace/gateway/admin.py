@@ -155,32 +155,33 @@ async def _reward(gateway: Gateway, http: HTTPRequest) -> Any:
     store = gateway.store
     body = await read_json(gateway, http)
     rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
-    await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
+    where = "rewards." if rewards is body else ""
+    await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns, where))
     return {"labels": [asdict(label) for label in await store.labels(live.info.id)]}
 
 
-def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
+def _labels(rewards: list[dict[str, Any]], turns: int, where: str) -> list[Label]:
     labels: list[Label] = []
     for at, reward in enumerate(rewards):
-        path, turn = f"rewards.{at}", reward.pop("turn", None)
+        path, turn = f"{where}{at}." if where else "", reward.pop("turn", None)
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
             problem = f"must be one of {turns} turns, from 0, not {brief(turn)}"
-            raise RequestError(problem, field=f"{path}.turn")
+            raise RequestError(problem, field=f"{path}turn")
         if not reward:
-            raise RequestError('has no value; send {"reward": 1.0}, or another name', field=path)
+            raise RequestError('has no value; send {"reward": 1.0}, or another name', field=path[:-1])
         for name, value in reward.items():
             if not is_storable(name):
-                raise RequestError(f"the name {brief(name)} contains a NUL or a lone surrogate", field=path)
+                raise RequestError(f"name {brief(name)} has a NUL or a lone surrogate", field=path[:-1])
             if name == "reward" and not (is_number(value) and as_float(value) is not None):
-                raise RequestError(f"must be a number, not {brief(value)}", field=f"{path}.reward")
+                problem = f"must be a number, not {brief(value)}"
+                raise RequestError(problem, field=f"{path}reward", code="invalid_value")
             labels.append(Label(name[:200], value, turn))
     return labels
 
 
 async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
     query = read_query(http)
-    name = "rows"
-    id = http.path_params.get("session")
+    id, name = http.path_params.get("session"), "rows"
     if query.state is State.DROPPED:
         raise RequestError("dropped sessions have no rows", field="state")
     sessions: Any = gateway.store.sessions(state=query.state, search=query.search)

@@ -157,9 +157,8 @@ class Answer:
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             past = [span for span in completion.versions if span.start < count]
             spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)
-            completion = replace(
-                _first(completion, count), finish_reason=FinishReason.ABORT, versions=spans
-            )
+            short = _first(completion, count)
+            completion = replace(short, finish_reason=FinishReason.ABORT, versions=spans)
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         reply, changes = finish_reply(parser, stream, completion)
@@ -223,7 +222,7 @@ class Answer:
                 "stopped_by": reply.stopped_by,
                 "calls": [str(status) for status in reply.statuses],
                 "ignored": list(request.ignored),
-                "wishes": list(request.wishes),
+                "unenforced": list(request.unenforced),
                 "late_ids": dict(reply.late_ids),
                 "options": request.answer,
             }

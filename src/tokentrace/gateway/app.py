@@ -94,7 +94,7 @@ def _answer_headers(session_id: str, answer: Answer) -> dict[str, str]:
         headers["x-tokentrace-reused-tokens"] = str(answer.placed.reused)
     if answer.turns and answer.turns[0].cause is not None:
         headers["x-tokentrace-branch"] = answer.turns[0].cause.cause.value
-    for name, values in (("not-enforced", request.wishes), ("ignored", request.ignored)):
+    for name, values in (("not-enforced", request.unenforced), ("ignored", request.ignored)):
         if values:
             line = " ".join(", ".join(values).split())
             printable = (each if " " <= each <= "~" else "?" for each in line[:1000])
@@ -183,6 +183,7 @@ class App:
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
+        details |= {"session": http.path_params["session"]} if "session" in http.path_params else {}
         try:
             if not (endpoint.key == "health" and self._public_health):
                 caller = await self.access.caller(http.headers)
@@ -199,7 +200,6 @@ class App:
             problem = as_problem(error)
             details["problem"] = problem.code or type(error).__name__
             details |= {"field": problem.field} if problem.field else {}
-            details |= {"session": http.path_params["session"]} if "session" in http.path_params else {}
             return _error(problem, endpoint.dialect)
 
     async def _unknown(self, http: HTTPRequest, error: Exception) -> Response:

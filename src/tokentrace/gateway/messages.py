@@ -7,7 +7,7 @@ client asks for eager streaming. Claude Code also sends:
 - Tools with ``defer_loading``. A ``tool_reference`` or ``tool_addition`` becomes the tool's
   definition, as text.
 - ``context_management``, and an effort in mid-conversation, which would change earlier tokens:
-  wishes.
+  not enforced.
 - ``__unparsedToolInput``, whose text is restored.
 """
 
@@ -97,7 +97,7 @@ def read_count(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING
     form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
     choice, thinking = body.tool_choice or _ToolChoice("auto"), body.thinking
     on = None if thinking is None else thinking.type != "disabled"
-    wishes = {
+    unenforced = {
         "tools.strict": any(tool.get("strict") is True for tool in body.tools or ()),
         "tool_choice": choice.type in ("any", "tool"),
         "tool_choice.disable_parallel_tool_use": choice.disable_parallel_tool_use is True,
@@ -119,8 +119,8 @@ def read_count(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING
         continued=messages[-1]["role"] == "assistant",
         structure=None if form is None else wire.structure_of(form.type, form.schema, "output_format"),
         hints=wire.thinking_hints(on, config.get("effort"), field="output_config.effort"),
-        wishes=wire.wishes(**wishes),
-        starts=() if wishes[_EFFORTS] else [len(system) + start for start in starts],
+        unenforced=wire.unenforced(**unenforced),
+        starts=() if unenforced[_EFFORTS] else [len(system) + start for start in starts],
         answer=wire.AnswerOptions(
             calls_allowed=choice.type != "none",
             object_arguments=not (body.stream and eager),

@@ -134,7 +134,7 @@ class Request:
     """How many messages precede each item of the history. If empty, nothing is reused."""
     joined: bool = False
     ignored: tuple[str, ...] = ()
-    wishes: tuple[str, ...] = ()
+    unenforced: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
 
     def past(self, items: int) -> ReadHistory:
@@ -183,7 +183,7 @@ def read_body(
     }
 
 
-def wishes(**conditions: bool) -> tuple[str, ...]:
+def unenforced(**conditions: bool) -> tuple[str, ...]:
     return tuple(filter(conditions.get, conditions))
 
 

@@ -107,7 +107,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOT
     tools, namespaces, hidden = _tools(body.tools or [])
     reasoning, text = body.reasoning or _Reasoning(), body.text or _Text()
     included = body.include or []
-    wishes = {
+    unenforced = {
         "tool_choice": body.tool_choice not in (None, "none", "auto"),
         "reasoning.summary": reasoning.summary is not None,
         "text.verbosity": text.verbosity is not None,
@@ -131,7 +131,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOT
         joined=True,
         starts=[*(len(system) + start for start in past.starts), *items.starts],
         stored=body.store is not False,
-        wishes=(*hidden, *wire.wishes(**wishes)),
+        unenforced=(*hidden, *wire.unenforced(**unenforced)),
         answer=wire.AnswerOptions(
             logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
             calls_allowed=body.tool_choice != "none",

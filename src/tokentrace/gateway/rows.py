@@ -124,7 +124,7 @@ _TURN_FIELDS = {
     "reused": "int32",
     **dict.fromkeys(("time", "seconds"), "float64"),
 }
-_TURN_LISTS = ("calls", "repairs", "notes", "wishes")
+_TURN_LISTS = ("calls", "repairs", "notes", "unenforced")
 
 COLUMNS = {
     **sample_columns("labels", "logprobs", *ROLLOUT),

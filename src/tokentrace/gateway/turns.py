@@ -20,7 +20,7 @@ from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message = Mapping[str, Any]
-_HIDDEN = ("number", "base", "shared", "messages", "reply", "root", "keys", "matcher", "tools", "variables")
+_HIDDEN = ("number", "shared", "messages", "reply", "root", "keys", "matcher", "tools", "variables")
 """The fields of a turn that a session's state does not show."""
 
 
@@ -106,7 +106,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     stopped_by: str | None = None
     calls: list[str] = []
     ignored: list[str] = []
-    wishes: list[str] = []
+    unenforced: list[str] = []
     late_ids: dict[str, str] = {}
     """The model's ids of calls, by the ids that the agent knows."""
     options: AnswerOptions = AnswerOptions()
@@ -119,7 +119,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
         fields = {name: value for name, value in msgspec.to_builtins(self).items() if name not in _HIDDEN}
         if self.cause is not None:
             fields["cause"]["meaning"] = self.cause.cause.meaning
-        return {"turn": self.number, "goes_on_from": self.base, **fields}
+        return {"turn": self.number, **fields}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

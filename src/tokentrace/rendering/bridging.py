@@ -296,7 +296,7 @@ class Bridger:
         spans = (*turn_spans(alone.encoded.rendering), alone.span)
         begin = max((span.start for span in spans if span.start <= shared), default=0)
         before, later = ({tag[0] for tag in tags(marked.scaffold(text[begin:]))} for text in (was, now))
-        how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
+        how = f"for example, {was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
         return _Rewrite(frozenset(before - later), stand_in.reasoning or stand_in is seams.INLINE, how)
 
     def _refuse_rewrite(self, rewrites: Sequence[_Rewrite], stream: Stream) -> BridgeRefusal | None:

@@ -18,12 +18,12 @@ from ..study.probes import RESULT, USER, call, stringified
 from ..template.trace import Span
 
 REASONING_LEFT_OUT = (
-    "trained without the reasoning that the template leaves out of the past; inference shows them with it. "
+    "trained without their reasoning, which the template leaves out of the past, but the model samples it. "
     "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
 )
 REASONING_NOWHERE = "the template does not show the reasoning of such a turn, so it is not trained"
 CHANGED = (
-    "the template writes these turns differently than the model did when they were the last. "
+    "the template writes them differently than when each was the last turn. "
     "Choose past='expand' (a row for every turn) or 'template' (as it is)"
 )
 REMEDY = (

@@ -17,10 +17,10 @@ export function turnPanel(turn, { onClose, onTurn }) {
       el("p", { class: "soft" }, turn.cause.words)) : null,
     listed("How the echo differed", turn.repairs, "The agent sent these back otherwise than they were sampled. The recorded tokens were used."),
     listed("Notes", turn.notes),
-    listed("Not enforced", turn.wishes),
+    listed("Not enforced", turn.unenforced),
     listed("Ignored", turn.ignored),
     facts({
-      "goes on from": turn.goes_on_from === null ? "nothing recorded" : link(turn.goes_on_from),
+      "continues": turn.base === null ? "nothing recorded" : link(turn.base),
       "continued by": turn.continued_by.length ? el("span", {}, turn.continued_by.slice(0, 6).map(link)) : null,
       prompt: `${counted(turn.prompt_tokens, "token")}, ${number(turn.reused)} from the record`,
       sampled: `${counted(turn.sampled_tokens, "token")} (${number(turn.start)}–${number(turn.stop - 1)})`,
