@@ -46,7 +46,7 @@ SERVER = {
 
 DOORS = {
     **{"gateway.py": {"httpx2"}, "nemo_gym.py": {"nemo_gym"}, "trainers.py": {"areal", "torch"}},
-    **{"renderers.py": {"renderers"}, "renderers_compat.py": {"renderers"}, "torchtune.py": {"torchtune"}},
+    **{"renderers.py": {"renderers"}, "renderers_compat.py": {"renderers"}},
     **{"trl_async.py": {"trl"}, "verl.py": {"verl"}, "verl_sft.py": {"omegaconf", "torch", "verl"}},
     **{"tinker.py": {"tinker", "tinker_cookbook", "torch"}, "tinker_rollouts.py": {"tinker"}},
     **{"pytest_plugin.py": {"pytest"}},

@@ -276,7 +276,7 @@ CAUSES: dict[str, tuple[Any, Cause, str]] = {
                     Cause.WHITESPACE, "message 2 (user), content"),
     "call": (arguments('{"city": "Rome", "unit": "celsius"}'), Cause.REWRITTEN_CALL, "message 3 (assistant)"),
     "no token": ([*IDS[:9], 99_999, *IDS[10:]], Cause.NO_TOKEN, "found id 99999"),
-    "control token": (np.insert(IDS, 9, RENDERER.tokenizer.token_id("<think>")), Cause.CONTROL_TOKEN, "found `<think>`"),
+    "stray": (np.insert(IDS, 9, RENDERER.tokenizer.token_id("<think>")), Cause.CONTROL_TOKEN, "found `<think>`"),
     "more": ([*IDS, *RENDERER.tokenizer.encode("more text")], Cause.AFTER_END, "after the end"),
     "text": (other(lambda row: row["messages"][2].update(content="And the weather in Rome?")), Cause.OTHER_TEXT,
              "message 2 (user), content: expected ` Paris`, found ` Rome`"),

@@ -118,7 +118,7 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         page.until("document.querySelector('aside:not([hidden]) h2')?.textContent.startsWith('Turn 8')")
         page.until("document.querySelector('.text s.chosen')")
         panel = page.evaluate("document.querySelector('aside').innerText")
-        assert "An earlier tool result was cut or blanked." in panel
+        assert "An old tool result was cut." in panel
         assert "1638.5 [trimmed]" in panel
         shown = page.evaluate(
             "[...document.querySelectorAll('.text s.k-sampled.chosen')].map((s) => s.textContent).join('')"

@@ -1,4 +1,4 @@
-"""Rows for slime, SkyRL, OpenRLHF and prime-rl: what the trajectory holds, in the shapes that they were recorded with.
+"""Rows for slime, SkyRL and OpenRLHF: what the trajectory holds, in the shapes that they were recorded with.
 
 The recipes of the guide are run as its files say, with our agent for theirs and stand-ins for what they import. What of
 verl's integration needs no verl is here, too.
@@ -29,7 +29,6 @@ from tokentrace.integrations.trainers import (
     VERL_SAMPLING,
     ServerEngine,
     openrlhf_output,
-    prime_rl_samples,
     sampling_of,
     skyrl_output,
     slime_samples,
@@ -304,46 +303,6 @@ def test_openrlhf_gets_no_row_without_logprobs_or_reward(openrlhf: Any) -> None:
         execute(openrlhf, reward=lambda rollout: None)
     with pytest.raises(SampleError, match="takes one row"):
         openrlhf_output(rewritten(1), "", "")
-
-
-# -- prime-rl
-
-
-def test_a_row_for_prime_rl_is_the_trajectory() -> None:
-    """With the fields of its ``TrainingSample``, as read in its source (21 August 2026): it is not on the index."""
-    [fields] = prime_rl_samples(recorded(), env_name="math", advantage=[0.5, 2.0])
-    [plain] = prime_rl_samples(recorded(), env_name="math")
-    assert fields == plain | {"advantages": [0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 2.0]}
-    assert plain == {
-        "token_ids": [1, 2, 3, 10, 11, 4, 5, 20],
-        "mask": [False, False, False, True, True, False, False, True],
-        "logprobs": [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -0.125],
-        "temperatures": [1.0, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 1.0],
-        "env_name": "math",
-    }
-    for name, kind in {"token_ids": int, "mask": bool, "logprobs": float, "temperatures": float}.items():
-        assert {type(value) for value in fields[name]} == {kind}
-
-
-def test_branches_for_prime_rl_train_each_token_once() -> None:
-    trajectory = recorded()
-    trajectory.branch([1, 2, 3, 10, 99], messages=2)
-    trajectory.append_completion([30], [-1.0], finish_reason="stop", sampling={"temperature": 1.0})
-    first, second = prime_rl_samples(trajectory, env_name="math")
-    assert sum(first["mask"]) + sum(second["mask"]) == 4
-    assert (second["token_ids"], second["mask"]) == ([1, 2, 3, 10, 99, 30], [False] * 5 + [True])
-    assert second["logprobs"][3] == -0.5  # sampled, and trained in the other row
-
-
-def test_prime_rl_gets_no_row_without_temperature_or_logprobs() -> None:
-    for sampling, problem in ((None, "was not recorded"), ({"temperature": 0.0}, "is 0")):
-        with pytest.raises(SampleError, match=f"tokens 3 to 5: the temperature {problem}"):
-            prime_rl_samples(recorded(sampling=sampling), env_name="math")
-    trajectory = Trajectory(logprobs=False)
-    trajectory.begin([1], messages=1)
-    trajectory.append_completion([2], None, finish_reason="stop", sampling={"temperature": 1.0})
-    with pytest.raises(SampleError, match="has no logprobs"):
-        prime_rl_samples(trajectory, env_name="math")
 
 
 # -- verl

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support import examples
 from tokentrace.errors import SampleError
-from tokentrace.samples.batches import collate, fresh_samples, row_staleness, token_staleness, token_versions
+from tokentrace.samples.batches import collate, row_staleness, token_staleness, token_versions
 from tokentrace.samples.sample import Sample
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import VersionSpan
@@ -183,13 +183,3 @@ def test_ages_that_cannot_be_computed_are_refused(versions: Any, now: Any, why: 
         token_staleness(sample, now)
     with pytest.raises(SampleError, match=why):
         collate([sample], pad_id=0, version=now)
-
-
-def test_rows_that_are_too_old_are_told_apart() -> None:
-    ages = {"new": [8], "old": [4, 8], "middle": [6], "older": [1]}
-    rows = [row(*((age, at, at + 1) for at, age in enumerate(one)), name=name) for name, one in ages.items()]
-    fresh, stale = fresh_samples(rows, 8, max_staleness=2)
-    assert [sample.name for sample in fresh] == ["new", "middle"]
-    assert [sample.name for sample in stale] == ["old", "older"]
-    with pytest.raises(SampleError, match="max_staleness"):
-        fresh_samples(rows, 8, max_staleness=-1)

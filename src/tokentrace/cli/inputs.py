@@ -101,8 +101,8 @@ def parse_json(text: str, name: str, line: int = 1, *, indexed: bool = False) ->
         hint = "; --index chooses from JSON Lines: one conversation per line" if is_lines else ""
         place = f"{name}, line {line + error.lineno - 1}, column {error.colno}"
         raise InputError(f"{place}: not valid JSON: {error.msg}{hint}") from error
-    except RecursionError as error:
-        raise InputError(f"{name}: nested too deeply") from error
+    except (RecursionError, ValueError) as error:  # Python limits the digits of a number
+        raise InputError(f"{name}: nested too deeply, or a number is too long") from error
 
 
 def read_text(source: str) -> str:

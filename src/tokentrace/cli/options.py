@@ -122,7 +122,7 @@ overwrite_option = flag("--overwrite", text="Replace an output that already exis
 trainer_option = click.option(
     "--for",
     "trainer",
-    type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
+    type=click.Choice(["trl", "axolotl", "llama-factory", "unsloth"]),
     help="Write what this trainer reads, and print its configuration.",
 )
 tokenizer_option = click.option(

@@ -220,9 +220,7 @@ def _text_of(part: Any, place: Place) -> str:
     if not isinstance(kind, str):
         raise place.error("is a part without a type; text parts are {'type': 'text', 'text': …}")
     if kind in MEDIA_PARTS:
-        raise place.error(
-            f"is a part of type {kind!r}: media and files are not supported yet; leave it out"
-        )
+        raise place.error(f"is a part of type {kind!r}: media and files are not supported; leave it out")
     if kind not in TEXT_PARTS:
         advice = "openai_messages converts Anthropic's blocks, thinking to reasoning_content"
         raise place.error(f"is a part of the unknown type {kind[:80]!r}; {advice}")

@@ -49,28 +49,14 @@ class Cause(WordedEnum):
     REWRITTEN_CALL = "rewritten_call", "", "A call of the model is changed or no longer readable.", _REPAIR
     CHANGED_TOOLS = "changed_tools", "", "The same messages, other tools or template variables.", _BRANCH
     CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _BRANCH
-    COMPACTION = (
-        "compaction",
-        "",
-        "Messages were left out or replaced by fewer, perhaps a summary.",
-        _BRANCH,
-    )
+    COMPACTION = "compaction", "", "Messages were left out, perhaps for a summary.", _BRANCH
     SUB_AGENT = "sub_agent", "sub-agent", "Another conversation: no recorded one begins like it."
     NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _BRANCH
     RETRY = "retry", "", "The same request again, or one that goes back to an earlier point."
-    TRIMMED_RESULTS = (
-        "trimmed_results",
-        "trimmed result",
-        "An earlier tool result was cut or blanked.",
-        _BRANCH,
-    )
+    TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An old tool result was cut.", _BRANCH
     CALLS_AS_TEXT = "calls_as_text", "", "The model's tool calls became plain text.", _BRANCH
     EDIT = "edit", "", "An earlier message says something else.", _BRANCH
-    TEMPLATE = (
-        "template",
-        "",
-        "The conversation continues, but the template would rewrite what was sampled.",
-    )
+    TEMPLATE = "template", "", "The template would rewrite what was sampled."
     AMBIGUOUS = "ambiguous", "", "Several recorded turns match the request and differ in their tokens."
     # A row of ids is not the one that the template gives for its conversation.
     BOS_DOUBLED = "bos_doubled", "BOS token doubled"

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
+from .message_keys import call_ids
 
 _SCAFFOLD = ("scaffold", "generation prompt")
 _NAMES = {
@@ -404,7 +406,9 @@ class _Walk:
             problem = f"the template writes no turn for message {last}"
             return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
         new, before = self.messages[last + 1 : at], self.messages[:last]
-        bridged = self.renderer.bridge(prompt, completion, new, tools=self.tools, messages=before)
+        ids = call_ids(self.messages[last])
+        bridge = partial(self.renderer.bridge, tools=self.tools, messages=before, call_ids=ids)
+        bridged = bridge(prompt, completion, new)
         if isinstance(bridged, BridgeRefusal):
             return bridged
         self.notes += [f"rollout (its message 0 is message {last + 1}): {note}" for note in bridged.notes]

@@ -16,7 +16,7 @@ from ..rendering.renderer import Renderer
 from ..settings import choose
 from ..show.alignment import hunks
 from ..show.visible import counted, quoted
-from ..study.seams import StandIn
+from ..study.seams import CalledFunction, StandIn
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -199,8 +199,9 @@ class _Pieces:
         if role in RESULT_ROLES:
             calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
             called = {call.get("id"): (call.get("function") or call).get("name") for call in calls}
-            names = [one.get("name") or called.get(one.get("tool_call_id")) or "function" for one in unit]
+            ids = [(one.get("tool_call_id"), one.get("name")) for one in unit]
+            answered = [CalledFunction(id, name or called.get(id) or "function") for id, name in ids]
             forms = (StandIn("", calls=True, text_arguments=as_text) for as_text in (False, True))
-            answers = [form.message(unit, names) for form in forms]
+            answers = [form.message(answered) for form in forms]
         for answer in answers:
             yield from ([SYSTEM, USER, answer], [USER, answer])

@@ -365,8 +365,11 @@ def _read(line: Fields, tools: Any) -> None:
         for name, inner in value.items():
             items = enumerate(inner) if isinstance(inner, list) else [(-1, inner)]
             for at, item in items if name not in _IGNORED else ():
+                path = name if at < 0 else f"{name}[{at}]"
                 if isinstance(item, Mapping):
-                    _read(line.inner(name if at < 0 else f"{name}[{at}]", item), tools)
+                    _read(line.inner(path, item), tools)
+                elif name in _LISTS and _lists_calls(value):
+                    raise InputError(f"is {brief(item)}, not a call", field=line.field(path))
 
 
 def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:

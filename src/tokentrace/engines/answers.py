@@ -143,9 +143,7 @@ def scored_ids(values: Sequence[Any], ids: Ids) -> Logprobs:
 def same_ids(reported: Sequence[int], ids: Sequence[int]) -> None:
     for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
         if one != sampled:
-            raise EngineAnswerError(
-                f"the logprob at {at} is for id {one}, but id {sampled} was sampled there"
-            )
+            raise EngineAnswerError(f"the logprob at {at} is for id {one}, but id {sampled} was sampled")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,7 @@ def add_key(path: Path, role: Role, name: str = "") -> str:
 class Keys:
     """The keys in a file, one per line: ``admin|agent sha256:… [name]``.
 
-    Raises InputError if the file is missing or malformed. If that happens later, no key is
-    valid.
+    Raises InputError if the file is missing or malformed; if it becomes so later, no key is valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,8 +133,7 @@ class Access:
             return id
         id = path_id or next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
         if not id and self.keys is None and (key := _key(headers)):
-            # without a key file, any key names a session: its own key, its id, or any other
-            # text
+            # without a key file, any text names a session, also its key or its id
             session = await self.store.session_of_key(hash_key(key))
             if session is not None:
                 return session.id

@@ -1,9 +1,6 @@
-"""Adapt messages that a template cannot render: instructions in odd places, and calls that are not JSON.
+"""Adapt messages that a template cannot render: instructions in odd places, and calls that are not JSON."""
 
-A template may refuse or drop late instructions, or move them to the beginning, which changes
-every later token.
-"""
-
+import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -129,7 +126,7 @@ def _readable_call(call: Message) -> Message:
     match call:
         case {"function": {"arguments": str(text)} as function} if text.strip():
             try:
-                parse_arguments(text, Place())
-            except InputError:
+                json.dumps(parse_arguments(text, Place()), ensure_ascii=False).encode()
+            except (InputError, UnicodeEncodeError):
                 return {**call, "function": {**function, "arguments": {}}}
     return call

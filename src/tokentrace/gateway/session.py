@@ -10,6 +10,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -216,7 +217,8 @@ class SessionRecord:
             if base is None:
                 conversation = replace(conversation, messages=messages, continued=False)
                 return np.array_equal(self._render(conversation, SentMessages()).ids, prompt)
-            bridged = self._bridge(conversation, base, messages[turn.shared :], messages[: base.depth - 1])
+            last = base.depth - 1
+            bridged = self._bridge(conversation, base, messages[last:], messages[:last])
         except TokentraceError:
             return False
         new_ids = prompt[base.stop :]
@@ -243,7 +245,7 @@ class SessionRecord:
             new = TokenTable.of(np.empty(0, np.int32), Kind.CONTEXT)
             notes = []
         else:
-            bridged = self._bridge(conversation, base, messages)
+            bridged = self._bridge(conversation, base, [echo, *messages])
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
             new, notes = bridged.new, bridged.notes
@@ -254,21 +256,23 @@ class SessionRecord:
         return replace(placed, repairs=tuple(repairs), notes=tuple(notes))
 
     def _bridge(
-        self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
+        self, conversation: Conversation, base: RecordedTurn, messages: Messages, before: Messages = ()
     ) -> BridgedTokens | BridgeRefusal:
-        """`before` replaces the messages that the turn answered."""
-        stream = self._stream(base)
-        renderer = conversation.renderer
-        tools = conversation.tools
+        """`messages` begin with the reply of `base`; `before` replaces those that it answered."""
+        reply, *new = messages
         # a result names its call by the id that the model wrote
         for at, message in enumerate(new):
             if (id := base.late_ids.get(str(message.get("tool_call_id")))) is not None:
-                new = [*new[:at], {**message, "tool_call_id": id}, *new[at + 1 :]]
-        prompt, completion = stream[: base.start], stream[base.start :]
-        bridged = renderer.bridge(prompt, completion, new, tools=tools)
+                new[at] = {**message, "tool_call_id": id}
+        ids = [base.late_ids.get(id, id) for id in message_keys.call_ids(reply)]
+        stream = self._stream(base)
+        streams = stream[: base.start], stream[base.start :]
+        bridge = partial(
+            conversation.renderer.bridge, *streams, new, tools=conversation.tools, call_ids=ids
+        )
+        bridged = bridge()
         if isinstance(bridged, BridgeRefusal):
-            past = readable_calls(self.conversation(base.number)[:-1] if before is None else before)
-            bridged = renderer.bridge(prompt, completion, new, tools=tools, messages=past)
+            bridged = bridge(messages=readable_calls(before or self.conversation(base.number)[:-1]))
         return bridged
 
     def _render(self, conversation: Conversation, sent: SentMessages) -> Placement:

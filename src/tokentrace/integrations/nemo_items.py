@@ -46,9 +46,7 @@ def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) ->
     spans: dict[int, tuple[int, int]] = {}
     for turn in trajectory.turns(branch):
         if turn.message >= len(messages) or messages[turn.message]["role"] != "assistant":
-            raise SampleError(
-                f"message {turn.message} was sampled, but there is no assistant message there"
-            )
+            raise SampleError(f"message {turn.message} was sampled, but is not an assistant's")
         if turn.branch != branch or not len(turn):
             continue
         start, stop = spans.get(turn.message, (turn.start, turn.start))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, brief
+from ..errors import SampleError
 from ..rollout.ends import FAILED_ENDS
 from ..rollout.patience import Patience
 from ..rollout.record import Rollout, Task
@@ -95,16 +95,6 @@ def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
     if len(missing):
         raise SampleError(f"{sample!r}: token {missing[0]} carries loss and has no logprob")
     return np.nan_to_num(sample.logprobs, nan=0.0)
-
-
-def weight_versions(sample: Sample) -> npt.NDArray[np.int64]:
-    """Return weight versions, -1 if unknown. Raises SampleError for a string."""
-    versions = np.full(len(sample), -1, np.int64)
-    for span in sample.versions:
-        if isinstance(span.version, str):
-            raise SampleError(f"{sample!r}: this trainer numbers weights, but not {brief(span.version)}")
-        versions[span.start : span.stop] = -1 if span.version is None else span.version
-    return versions
 
 
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:

@@ -160,9 +160,7 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "thinking"):
-            raise InputError(
-                f"only parts of text and thinking are supported, not {brief(kind)}", message=at
-            )
+            raise InputError(f"only text and thinking parts are supported, not {brief(kind)}", message=at)
         if not isinstance(part.get(kind), str):
             raise InputError(f"a part of type {kind!r} has no {kind!r}: {brief(part)}", message=at)
     if thinking := [part["thinking"] for part in parts if part["type"] == "thinking"]:

@@ -1,4 +1,4 @@
-"""Rollouts for slime, SkyRL, AReaL, OpenRLHF and prime-rl; trainers' engines and sampling parameters.
+"""Rollouts for slime, SkyRL, AReaL and OpenRLHF; trainers' engines and sampling parameters.
 
 Every sampled token carries loss once, with its logprob. What a trainer cannot take is a
 SampleError.
@@ -13,13 +13,20 @@ import numpy as np
 
 from ..engines.answers import EngineReply
 from ..engines.errors import EngineAnswerError
-from ..engines.protocol import Capabilities, FinishReason, GenerateRequest, SamplingParams, add_version
+from ..engines.protocol import (
+    Capabilities,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    add_version,
+)
 from ..engines.scripted import CallbackEngine
 from ..errors import InputError, SampleError, brief
 from ..rollout.ends import FAILED_ENDS, End
 from ..rollout.record import Rollout, Task
+from ..samples.batches import token_versions
 from ..samples.sample import Sample
-from ..samples.trajectories import Advantage, owned_turns, trajectory_samples
+from ..samples.trajectories import owned_turns, trajectory_samples
 from ..tokens.ids import runs
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
@@ -30,8 +37,6 @@ from .rows import (
     prompt_response,
     reward_of,
     rows_of,
-    warn_of_other_distribution,
-    weight_versions,
     without_tail,
 )
 
@@ -215,7 +220,7 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
         "attention_mask": padded(lambda sample: np.ones(len(sample)), torch.bool),
         "loss_mask": padded(lambda sample: sample.mask, torch.int32),
         "logprobs": padded(filled_logprobs, torch.float32),
-        "versions": padded(weight_versions, torch.int32, -1),
+        "versions": padded(token_versions, torch.int32, -1),
         "rewards": torch.full((len(samples),), reward, dtype=torch.float32),
     }
 
@@ -295,33 +300,6 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
         return EngineReply(ids, logprobs, output.finish_reason or "abort")
 
     return CallbackEngine(sample, Capabilities("openrlhf", max_length=max_length))
-
-
-def prime_rl_samples(
-    trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
-) -> list[dict[str, Any]]:
-    """The fields of a `TrainingSample` for each row. Without `advantage`, prime-rl assigns credit."""
-    samples = trajectory_samples(trajectory, advantage=advantage)
-    return [_prime_rl_sample(sample, env_name) for sample in samples]
-
-
-def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
-    warn_of_other_distribution(sample, "prime-rl")
-    temperatures = np.ones(len(sample), np.float64)
-    for completion in sample.completions:
-        if not completion.temperature:
-            problem = "was not recorded" if completion.temperature is None else "is 0"
-            where = f"{sample!r}, tokens {completion.start} to {completion.stop}"
-            raise SampleError(f"{where}: the temperature {problem}, but prime-rl divides by it")
-        temperatures[completion.start : completion.stop] = completion.temperature
-    fields = {
-        "token_ids": sample.token_ids,
-        "mask": sample.mask.tolist(),
-        "logprobs": filled_logprobs(sample).tolist(),
-        "temperatures": temperatures.tolist(),
-        "env_name": env_name,
-    }
-    return fields if sample.advantages is None else {**fields, "advantages": sample.advantages.tolist()}
 
 
 _COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")

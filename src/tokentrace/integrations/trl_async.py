@@ -19,8 +19,9 @@ from ..errors import InputError, SampleError
 from ..rollout.batch import grouped
 from ..rollout.calling import together
 from ..rollout.record import Task
+from ..samples.batches import token_versions
 from ..samples.sample import Sample
-from .rows import FinishedRollout, filled_logprobs, weight_versions
+from .rows import FinishedRollout, filled_logprobs
 from .trl import TrainerRollouts, check_temperature
 
 try:
@@ -166,7 +167,7 @@ def rollout_samples(
 
 
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
-    trained = weight_versions(row)[row.mask]
+    trained = token_versions(row)[row.mask]
     if (trained < 0).any():
         raise SampleError(f"{row!r}: the engine gives no number for the weights that sampled it")
     return trained

@@ -88,9 +88,7 @@ class TokentraceAgentLoop(AgentLoopBase):
         names = [one.name for one in fields(Budget)]
         for key in self._budget:
             if key not in names:
-                raise InputError(
-                    f"agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}"
-                )
+                raise InputError(f"agent loop {name!r}: budget has no {key!r}, only {', '.join(names)}")
 
     @rollout_trace_op
     async def run(

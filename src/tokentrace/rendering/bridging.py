@@ -9,6 +9,7 @@ The bridge never changes a completion. Ids that close a cut-off turn are synthet
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..conversation.messages import Messages, check_tools
+from ..conversation.sketch import sketch
 from ..errors import TokentraceError
 from ..parsing.compiled import Compiled
 from ..parsing.marked import mark, tags
@@ -26,7 +28,14 @@ from ..study import seams
 from ..study.endings import TurnEndings, find_past_close
 from ..study.memory import Memory, learned
 from ..study.probes import STAND_IN_TOOL
-from ..study.seams import BridgeRefusal, Continuation, EncodedTurns, RefusalReason, StandIn
+from ..study.seams import (
+    BridgeRefusal,
+    CalledFunction,
+    Continuation,
+    EncodedTurns,
+    RefusalReason,
+    StandIn,
+)
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, shows_field, turn_spans
 from ..template.chat_template import REASONING_FIELDS
@@ -47,6 +56,18 @@ Write = Callable[[Messages, int, Any, bool], EncodedTurns]
 Outcome = Continuation | BridgeRefusal
 
 
+class _Context(NamedTuple):
+    """A conversation before the turn."""
+
+    messages: Messages
+    controls: frozenset[int] = frozenset()
+    """Its control tokens."""
+    asks: Sequence[int] = ()
+    """Its generation prompt."""
+    is_rare: bool = False
+    number: int = 0
+
+
 class _Request(NamedTuple):
     """New messages to write after a turn that calls functions."""
 
@@ -54,22 +75,27 @@ class _Request(NamedTuple):
     tools: Any
     key: tuple[object, ...]
     """What the template's control flow may depend on: the messages' shape, the tools."""
-    names: Sequence[str] = ()
-    """Names of the first called functions, perhaps of none."""
+    calls: Sequence[CalledFunction]
+    words: Sequence[str]
+    """Texts that the turn may have and the template may look for."""
     true_context: bool = False
     """Whether the template sees the actual conversation so far, and so the real tools."""
     real_tools: bool = True
     """Whether the template sees the real tools. The stand-in tool renders faster."""
 
     def follow(self, context: Messages, stand_in: StandIn) -> list[Any]:
-        return [*context, stand_in.message(seams.leading_results(self.new), self.names), *self.new]
+        return [*context, stand_in.message(self.calls), *self.new]
+
+    @property
+    def has_results(self) -> bool:
+        return any(call.result >= 0 for call in self.calls)
 
     @property
     def visible_tools(self) -> Any:
         return self.tools if self.real_tools or not self.tools else [STAND_IN_TOOL]
 
     def check(self, continuation: Continuation) -> BridgeRefusal | None:
-        return seams.check_continuation(continuation, len(self.names), true_context=self.true_context)
+        return seams.check_continuation(continuation, true_context=self.true_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +140,34 @@ class Bridger:
     cache: Memory = field(default_factory=Memory)
 
     def bridge(
-        self, stream: Stream, new: Messages, tools: Any, tools_key: object, messages: Messages | None = None
+        self,
+        stream: Stream,
+        new: Messages,
+        tools: Any,
+        key: object,
+        past: Messages,
+        call_ids: Sequence[str],
     ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt. `messages` is the conversation before the completion, if known."""
+        """The next prompt. `past` is the conversation before the completion, if known."""
         if not len(stream.prompt):
             problem = "there is no prompt to extend; keep the ids of every turn, including cut-off ones"
             return BridgeRefusal(RefusalReason.EMPTY_STREAM, problem)
-        request = self._request(stream, new, tools, tools_key)
-        proof = self._prove_any(request, stream, messages)
+        request = self._request(stream, new, tools, key, call_ids)
+        proof = self._prove_any(request, stream, past)
         if isinstance(proof, BridgeRefusal):
             return proof
         if (refusal := self._refuse_rewrite(proof.rewrites, stream)) is not None:
             return refusal
-        request = request._replace(true_context=proof.true_context, real_tools=proof.real_tools)
-        continuation = self._continue(request, proof.context, proof.stand_in)
+        continuation = self._proven(request, proof)
         if isinstance(continuation, BridgeRefusal):
             return continuation
         refusal = request.check(continuation)
         return self._join(stream, continuation) if refusal is None else refusal
+
+    def _proven(self, request: _Request, proof: _Proof) -> Outcome:
+        """The continuation, in the context that the proof allows."""
+        request = request._replace(true_context=proof.true_context, real_tools=proof.real_tools)
+        return self._continue(request, proof.context, proof.stand_in)
 
     def _continue(self, request: _Request, context: Messages, stand_in: StandIn) -> Outcome:
         return self._rendered_after(request.follow(context, stand_in), len(context), request.visible_tools)
@@ -142,31 +178,37 @@ class Bridger:
         write = functools.partial(self.write, conversation, at, tools, prompted)
         return seams.find_continuation(conversation, at + 1, write, self.endings)
 
-    def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
-        """Names of called functions are from the results or, if needed, the completion."""
-        words, results = self.study.template.searched, seams.leading_results(new)
-        unnamed = _Request(new, tools, (seams.shape(new, words), tools_key))
-        names: list[Any] = [result.get("name") for result in results]
-        if all(isinstance(name, str) and name for name in names):
-            return unnamed._replace(names=names)
+    def _request(
+        self, stream: Stream, new: Messages, tools: Any, tools_key: object, call_ids: Sequence[str]
+    ) -> _Request:
+        """Calls are known from the results and, if needed, the completion."""
+        words = self.study.template.searched
+        calls = seams.called_functions(new, call_ids)
+        key = (sketch(new, words), tools_key, tuple(call.result for call in calls))
+        request = _Request(new, tools, key, calls, (*words, seams.LONG))
+        is_named = all(call.name for call in calls)
 
-        def needs_names() -> bool:
-            """Whether the template may repeat or compare the called functions' names."""
+        def needs_completion() -> bool:
+            """Whether the template may compare names of called functions, or count calls."""
             functions = (str(tool.get("function", tool).get("name")) for tool in check_tools(tools) or ())
-            for name in functions:
+            for name in () if is_named else functions:
                 if name in self.study.template.constants or any(word in name for word in words):
                     return True
-            return not self._remembered(unnamed)
+            if not (proof := self._remembered(request)):
+                return not is_named
+            one_more = request._replace(calls=[*calls, CalledFunction()])
+            first, second = (self._proven(which, proof) for which in (request, one_more))
+            return bool(calls and not call_ids and first and (not second or first.tail != second.tail))
 
-        if not self.cache.once(("names", *unnamed.key), needs_names):
-            return unnamed
-        calls = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
-        called = [call.name for call in calls if call.name is not None]
-        return unnamed if len(called) > len(results) else unnamed._replace(names=called)
+        if not self.cache.once(("completion", is_named, bool(call_ids), *key), needs_completion):
+            return request
+        parsed = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
+        parsed = parsed[: len(calls)] if call_ids else parsed
+        pairs = itertools.zip_longest(calls, parsed, fillvalue=CalledFunction())
+        known = [call._replace(name=call.name or parsed.name) for call, parsed in pairs]
+        return request._replace(calls=known)
 
-    def _prove_any(
-        self, request: _Request, stream: Stream, messages: Messages | None
-    ) -> _Proof | BridgeRefusal:
+    def _prove_any(self, request: _Request, stream: Stream, past: Messages) -> _Proof | BridgeRefusal:
         """The proof in any context or, if the messages depend on it, in the actual one."""
         proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
@@ -175,34 +217,41 @@ class Bridger:
         turn = read_turn(self.compiled(), stream.completion, stream.prompt)
         has_call: bool | None = None  # unknown: stand-ins with a call count, and those without
         if grammar.calls is not None or grammar.channels is not None:
-            was_run = turn.attempts and seams.leading_results(request.new)
-            has_call = bool(turn.tool_calls or was_run)
-        if messages:
-            return self._prove(request._replace(true_context=True), has_call, (messages,))
+            has_call = bool(turn.tool_calls or (turn.attempts and request.has_results))
+        text = turn.content + seams.LONG * (len(turn.content) > 20)
+        request = request._replace(words=[word for word in request.words if word in text])
+        if past:
+            return self._prove(request._replace(true_context=True), has_call, (_Context(past),))
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
-        in_contexts = frozenset[int]().union(*(controls for _, controls in contexts))
-        in_prompt = frozenset(token for token in in_contexts if (ids == token).any())
-        alike = [context for context, controls in contexts if controls == in_prompt]
-        return self._remembered(request, has_call, alike)  # those with tool results, or those without
+        usual = frozenset[int]().union(*(context.controls for context in contexts if not context.is_rare))
+        in_prompt = frozenset(token for token in usual if (ids == token).any())
+        alike = [context for context in contexts if context.controls & usual == in_prompt]
+        asked = [context for context in alike if ids[-len(context.asks) :].tolist() == context.asks]
+        return self._remembered(request, has_call, asked or alike)
 
     def _remembered(
-        self, request: _Request, has_call: bool | None = None, alike: Sequence[Messages] = ()
+        self, request: _Request, has_call: bool | None = None, alike: Sequence[_Context] = ()
     ) -> _Proof | BridgeRefusal:
-        contexts = alike or [context for context, _ in self._contexts(bool(request.tools))]
+        contexts = alike or self._contexts(bool(request.tools))
 
         def is_reusable(proof: _Proof | BridgeRefusal) -> bool:
             """Other refusals depend on the text."""
             return isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
 
-        # contexts are constants of a module, so their id() is a key
-        key = (request.key, len(request.names), has_call, tuple(map(id, contexts)))
+        named = tuple((call.result, call.name is None) for call in request.calls)
+        numbers = tuple(context.number for context in contexts)
+        key = (request.key, named, tuple(request.words), has_call, numbers)
         return self.cache.once(key, lambda: self._prove(request, has_call, contexts), keep=is_reusable)
 
     def _prove(
-        self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
+        self, request: _Request, has_call: bool | None, contexts: Sequence[_Context]
     ) -> _Proof | BridgeRefusal:
         """Find a context and a stand-in, and check that all others agree."""
-        base = self._base(request, has_call, contexts)
+        usual = [one.messages for one in contexts if not one.is_rare]
+        rare = [one.messages for one in contexts if one.is_rare]
+        if usual and not request.true_context:
+            rare += map(seams.lengthened, usual)
+        base = self._base(request, has_call, usual or rare)
         if isinstance(base, BridgeRefusal):
             return base
         context, stand_in, expected = base
@@ -213,24 +262,31 @@ class Bridger:
                 request = quicker
         rewrites: dict[_Rewrite, None] = {}
         inline = (seams.INLINE,) if self.as_inference and not stand_in.calls else ()
-        for other in (*seams.variants(stand_in), *inline):
-            for around in contexts:
-                actual = self._continue(request, around, other)
-                if not actual:
-                    continue
-                if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
-                    continue
-                problem = request.check(actual)
-                if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
-                    # the template moves past text, which a stream keeps in place
-                    rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
-                elif actual.tail != expected.tail or problem is not None:
-                    texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
-                    advice = "pass messages=, the conversation so far"
-                    detail = f"the text after the turn depends on the messages before it: {texts}; {advice}"
-                    return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
-                elif self.as_inference and (rewrite := self._rewrite(other, request.visible_tools, actual)):
-                    rewrites[rewrite] = None
+        pairs = [*itertools.product((*seams.variants(stand_in), *inline), usual or rare)]
+        rewriting = len(pairs)
+        pairs += [(stand_in, around) for around in rare]
+        pairs += [(replace(stand_in, content=word), context) for word in request.words]
+        for at, (other, around) in enumerate(pairs):
+            actual = self._continue(request, around, other)
+            if not actual:
+                continue
+            if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
+                continue
+            problem = request.check(actual)
+            if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
+                # the template moves past text, which a stream keeps in place
+                rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
+            elif actual.tail != expected.tail or problem is not None:
+                texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
+                advice = "pass messages=, the conversation so far"
+                detail = f"the text after the turn depends on the messages before it: {texts}; {advice}"
+                return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
+            elif (
+                self.as_inference
+                and at < rewriting
+                and (rewrite := self._rewrite(other, request.visible_tools, actual))
+            ):
+                rewrites[rewrite] = None
         past = tuple(rewrites) if self.as_inference else ()
         return _Proof(context, stand_in, request.real_tools, request.true_context, past)
 
@@ -243,7 +299,7 @@ class Bridger:
         )
         second: tuple[Messages, StandIn, Continuation] | None = None
         # a user may speak before the result arrives
-        after_call = has_call is True or bool(seams.leading_results(request.new))
+        after_call = has_call is True or request.has_results
         shows_calls = after_call and self.study.forms.calls.are_shown
         for stand_in in seams.base_stand_ins(after_call):
             for context in contexts:
@@ -258,18 +314,23 @@ class Bridger:
         return second or refusal
 
     @learned
-    def _contexts(self, has_tools: bool) -> tuple[tuple[Messages, frozenset[int]], ...]:
-        """Contexts, with control tokens: of each kind, the first with and without a call."""
-        chosen: list[tuple[Messages, frozenset[int]]] = []
-        for ways in seams.CONTEXTS:
-            by_call: dict[bool, tuple[Messages, frozenset[int]]] = {}
-            for context in ways:
+    def _contexts(self, has_tools: bool) -> tuple[_Context, ...]:
+        """Contexts: of each kind, the first with and without a call."""
+        chosen: list[_Context] = []
+        tools = [STAND_IN_TOOL] if has_tools else None
+        worded = map(seams.saying, self.study.template.searched)
+        for number, ways in enumerate((*seams.CONTEXTS, *worded)):
+            is_rare = number >= len(seams.CONTEXTS)
+            by_call: dict[bool, _Context] = {}
+            for messages in ways:
                 try:
-                    encoded, _ = self.write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
+                    encoded, plain = (self.write(messages, -1, tools, asks)[0] for asks in (True, False))
                 except TokentraceError:
                     continue
                 controls = frozenset(encoded.ids[encoded.control].tolist())
-                by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), (context, controls))
+                asks = encoded.ids[len(plain.ids) :].tolist()
+                context = _Context(messages, controls, asks, is_rare, len(chosen) + len(by_call))
+                by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), context)
                 if True in by_call:
                     break
             chosen += by_call.values()

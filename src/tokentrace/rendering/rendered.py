@@ -176,9 +176,7 @@ class RenderedTokens(ShowsItself):
         if message is not None:
             last = len(roles) - 1
             if not -1 <= whole("message", message) <= last:
-                raise RendererError(
-                    f"there is no message {message}; there are {len(roles)}, from 0 to {last}"
-                )
+                raise RendererError(f"there is no message {message}, only {len(roles)}, from 0 to {last}")
             chosen &= self.messages == message
         if role is not None:
             _check_name("role", role, {*ROLES, *roles})

@@ -26,6 +26,7 @@ from ..study.seams import BridgeRefusal, EncodedTurns
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
 from ..template.chat_template import Template, wrap_tools
+from ..template.continued import left_open, with_mark
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
@@ -38,7 +39,7 @@ from ..values.schema import Tools
 from .bridged import BridgedTokens, Stream, Truncation
 from .bridging import Bridger
 from .lost import LostPolicy, find_lost, report_lost
-from .past import Past, after_prompt, left_open, with_mark, write_conversation
+from .past import Past, after_prompt, write_conversation
 from .rendered import RenderedTokens
 from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
@@ -225,44 +226,37 @@ class Renderer:
         *,
         tools: Any = None,
         messages: Any = None,
+        call_ids: Sequence[str] = (),
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
         Returns a `BridgeRefusal`, falsy and with a reason, if that cannot be proven. Raises
         InputError; for a prompt that is not ids, only reading the result's ids does. Pass the
         tools of the first prompt. `messages` is the conversation before the completion, for
-        templates whose new text depends on it.
+        templates whose new text depends on it. `call_ids` are the ids of the completion's calls,
+        if their results may come in another order.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
         adapted = Adapted(()) if is_empty else self.adapt_messages(new_messages, tools=tools)
-        before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
+        before = self.adapt_messages(messages, tools=tools).messages if messages else ()
         completion = check_sampled(
             prev_completion_ids, "prev_completion_ids", self.tokenizer.vocabulary.size
         )
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         stream = Stream(prev_prompt_ids, completion)
         bridger, key = self._bridger(study, bool(tools)), self._prepare(tools).key
-        bridged = bridger.bridge(stream, list(adapted.messages), tools, key, before)
+        bridged = bridger.bridge(stream, list(adapted.messages), tools, key, before, call_ids)
         if isinstance(bridged, BridgedTokens):
             bridged.changes = list(adapted.changes)
             report_lost(bridged.lost, self.lost)
         return bridged
 
     def bridge_to_next_turn(
-        self,
-        prev_prompt_ids: Any,
-        prev_completion_ids: Any,
-        new_messages: Any,
-        *,
-        tools: Any = None,
-        messages: Any = None,
+        self, prev_prompt_ids: Any, prev_completion_ids: Any, new_messages: Any, **settings: Any
     ) -> BridgedTokens | None:
-        """Like `bridge` (the ids of the prompt and its completion, then the messages that follow),
-        but returns None for a refusal."""
-        bridged = self.bridge(
-            prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages
-        )
+        """Like `bridge`, with the same settings, but returns None for a refusal."""
+        bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, **settings)
         return bridged if type(bridged) is BridgedTokens else None
 
     @learned

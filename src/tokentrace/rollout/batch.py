@@ -161,9 +161,7 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
-        raise InputError(
-            f"task {number} is {brief(task)}, not a Task; row_task makes one from a dataset row"
-        )
+        raise InputError(f"task {number} is {brief(task)}, not a Task; row_task makes one from a row")
     return task if task.name else replace(task, name=f"task-{number:05d}")
 
 

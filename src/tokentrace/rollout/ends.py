@@ -5,7 +5,7 @@ from enum import StrEnum
 
 class End(StrEnum):
     ANSWER = "answer"
-    """The model answered without calling a tool, and there is no simulated user to reply."""
+    """The model answered without a call, and no simulated user replies."""
     USER = "user"
     """The simulated user ended the conversation."""
     LENGTH = "length"
@@ -26,4 +26,4 @@ class End(StrEnum):
 
 
 FAILED_ENDS = frozenset({End.ABORT, End.BRIDGE, End.ENGINE, End.HUNG, End.FAILED})
-"""Such a rollout has no reward and does not count in its group. Its notes say what failed."""
+"""Such a rollout has no reward and does not count in its group; see its notes."""

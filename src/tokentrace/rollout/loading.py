@@ -127,9 +127,7 @@ def read_config(path: str | Path) -> Document:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
     except RecursionError as error:
-        raise ConfigError(
-            f"{path}: settings are nested too deeply, or an anchor contains itself"
-        ) from error
+        raise ConfigError(f"{path}: is nested too deeply, or an anchor contains itself") from error
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 

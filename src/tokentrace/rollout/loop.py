@@ -103,7 +103,7 @@ class Agent:
         if that is impossible.
         """
         if not isinstance(task, Task):
-            raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")
+            raise InputError(f"{brief(task)} is not a Task; row_task makes one from a row")
         if not task.name:
             name = f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name
             task = replace(task, name=name)
@@ -128,7 +128,7 @@ class Agent:
     def go_on(
         self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]
     ) -> End | None:
-        """Append new messages and bridge the stream to the next turn. If that fails, returns why."""
+        """Append new messages and bridge. If that fails, returns why."""
         bridge = partial(self.renderer.bridge, prompt, completion, new, tools=rollout.schemas)
         bridged = bridge()
         if isinstance(bridged, BridgeRefusal):  # all messages may help, but they cost more

@@ -156,7 +156,7 @@ class Rollout:
     pending: list[Mapping[str, Any]] = field(default_factory=list)
     """Messages that answer the last turn, but are not in the trajectory yet."""
     instance: str = ""
-    """What tools, user and engine see: the task's name, numbered while another rollout uses it."""
+    """The name that tools, user and engine see, numbered while another rollout uses it."""
 
     malformed = _total("malformed")
     tool_calls = _total("tool_calls")

@@ -81,7 +81,7 @@ class BaseTool:
         """End a trajectory."""
 
     async def close(self) -> None:
-        """Release what all trajectories share. `tokentrace rollout` calls this at the end."""
+        """Release what all trajectories share, at the end of a run."""
 
 
 class FunctionTool(BaseTool):

@@ -1,7 +1,6 @@
 """The public names of samples and where each is defined."""
 
 from .batches import collate as collate
-from .batches import fresh_samples as fresh_samples
 from .batches import row_staleness as row_staleness
 from .batches import token_staleness as token_staleness
 from .batches import token_versions as token_versions

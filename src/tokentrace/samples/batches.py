@@ -218,12 +218,3 @@ def row_staleness(sample: Sample, version: int) -> tuple[int, float]:
     """The largest and the mean staleness of tokens that carry loss; -1 and NaN if there are none."""
     values = token_staleness(sample, version)[sample.mask]
     return (int(values.max()), float(values.mean())) if len(values) else (UNSAMPLED, float("nan"))
-
-
-def fresh_samples(
-    samples: Sequence[Sample], version: int, *, max_staleness: int
-) -> tuple[list[Sample], list[Sample]]:
-    """The rows whose trained tokens are at most `max_staleness` versions old, and the other rows."""
-    most = whole("max_staleness", max_staleness, least=0, error=SampleError)
-    ages = [(row_staleness(sample, version)[0], sample) for sample in as_samples(samples)]
-    return [sample for age, sample in ages if age <= most], [sample for age, sample in ages if age > most]

@@ -13,13 +13,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import InputError, TemplateError
 from ..tokens.encoding import Encoded
-from ..values.place import Place
-from ..values.plain import check_depth
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, call, calling, result
 from .sampling import turn_end
@@ -123,6 +121,7 @@ def find_continuation(
 
 
 Context = tuple[Mapping[str, Any], ...]
+LONG = "question " * 120
 
 
 def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
@@ -138,7 +137,50 @@ CONTEXTS: tuple[tuple[Context, ...], ...] = (
     _with_call((USER,), ()),
     _with_call((SYSTEM, USER), (ANSWER, USER)),
 )
-"""Conversations before the turn, in forms that one template or another accepts."""
+"""Conversations before the turn, in all forms that a template may need."""
+
+
+def saying(text: str) -> tuple[Context, ...]:
+    """Contexts whose messages all have this text: with a system message and without."""
+    system, user, answer = ({**message, "content": text} for message in (SYSTEM, USER, ANSWER))
+    return (system, user, answer, user), (user, answer, user)
+
+
+def lengthened(context: Messages) -> Messages:
+    """A longer context, for templates that count messages or characters."""
+    first = 1 if context[0] is SYSTEM else 0
+    return [
+        *context[:first],
+        {**USER, "content": LONG},
+        *(ANSWER, USER) * 16,
+        ANSWER,
+        *context[first:],
+    ]
+
+
+class CalledFunction(NamedTuple):
+    """A call of the turn, as far as it is known, and the number of its result."""
+
+    id: str | None = None
+    name: str | None = None
+    result: int = -1
+
+
+def called_functions(new: Messages, call_ids: Sequence[str]) -> list[CalledFunction]:
+    """The calls, in the order of `call_ids` if the results name these, else of the results."""
+    results = itertools.takewhile(lambda message: message["role"] in RESULT_ROLES, new)
+    pairs = ((result.get("tool_call_id"), result.get("name")) for result in results)
+    calls = [
+        CalledFunction(id if type(id) is str else None, name if type(name) is str else None, number)
+        for number, (id, name) in enumerate(pairs)
+    ]
+    by_id = {call.id: call for call in calls}
+    if len(by_id) < len(calls) or not by_id.keys() <= set(call_ids):
+        return calls
+    return [by_id.get(id, CalledFunction(id)) for id in call_ids]
+
+
+_UNKNOWN = "unknown_function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,26 +194,23 @@ class StandIn:
     single: bool = False
     """One call only, however many results follow: for templates that allow no more."""
 
-    def message(self, results: Messages, names: Sequence[str]) -> Mapping[str, Any]:
-        """The assistant's message that these results answer."""
+    def message(self, called: Sequence[CalledFunction]) -> Mapping[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = "thought"
         if self.calls:
-            answered = results[:1] if self.single else results
             arguments: Any = "{}" if self.text_arguments else {}
             message["tool_calls"] = []
-            for at, answer in enumerate(answered or [{}]):
-                call_id = answer.get("tool_call_id")
-                call_id = call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
-                name = names[at] if at < len(names) else "unknown_function"
-                function = {"name": name, "arguments": arguments}
-                message["tool_calls"].append({"id": call_id, "type": "function", "function": function})
+            answered = [one for one in called if one.result == 0] if self.single else called
+            for at, one in enumerate(answered or [CalledFunction()], 1):
+                function = {"name": one.name or _UNKNOWN, "arguments": arguments}
+                entry = {"id": one.id or f"call{at:05}", "type": "function", "function": function}
+                message["tool_calls"].append(entry)
         return message
 
 
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
-    """Ways to write the turn, the likeliest first."""
+    """Ways to write the turn, likeliest first."""
     if not after_call:
         yield StandIn()
         return
@@ -190,50 +229,13 @@ def variants(form: StandIn) -> Iterator[StandIn]:
         yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
 
 
-def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
-    return list(itertools.takewhile(lambda message: message["role"] in RESULT_ROLES, messages))
-
-
-def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
-    """All that a template's control flow may look at, with the `words` it looks for.
-
-    Raises InputError for a field that contains itself, or is too deep or too large to print.
-    """
-    out: list[Any] = []
-    for at, message in enumerate(messages):
-        for key, value in message.items():
-            if type(value) is not str:
-                check_depth(value, Place(at, str(key)))
-        content = message.get("content")
-        parts = [content] if isinstance(content, (str, Mapping)) else content or ()
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-        inside = tuple(
-            word for word in words if any(isinstance(text, str) and word in text for text in texts)
-        )
-        fields = tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role"))
-        out.append((message["role"], fields, inside))
-    return tuple(out)
-
-
-def _sketch(value: Any) -> str:
-    if isinstance(value, str):
-        return "text" if value.strip() else "blank"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_sketch(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, Sequence):
-        return "[" + ",".join(_sketch(item) for item in value) + "]"
-    has_truth = value is None or isinstance(value, int | float)  # an array has none
-    return type(value).__name__ + (str(bool(value)) if has_truth else "")
-
-
-def check_continuation(
-    continuation: Continuation, name_count: int, *, true_context: bool = False
-) -> BridgeRefusal | None:
+def check_continuation(continuation: Continuation, *, true_context: bool = False) -> BridgeRefusal | None:
     """Refuse if old text follows the turn (except of a true context), or new text precedes it."""
     rendering = continuation.encoded.rendering
     cut = continuation.cut
     first = continuation.first_new
-    stop = 0
+    calls = continuation.conversation[first - 1].get("tool_calls", ())
+    names, stop = [call["function"]["name"] for call in calls], 0
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
         start, stop = stop, end
         if origin is None or origin.source != "messages" or origin.is_role:
@@ -257,8 +259,7 @@ def check_continuation(
                 f"the template writes {path} of the assistant's message after the messages that answer it"
             )
             return BridgeRefusal(RefusalReason.REPEATS_PAST, problem)
-        elif not (origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < name_count)):
-            # results bring names and ids
+        elif origin[-1] != "id" and (origin[-1] != "name" or names[int(origin.path[1])] == _UNKNOWN):
             problem = f"the template repeats {path} of the assistant's message after its turn"
             advice = "give tool results the name of the function they answer"
             return BridgeRefusal(RefusalReason.UNKNOWN_VALUE, f"{problem}; {advice}")

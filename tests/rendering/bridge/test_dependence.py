@@ -1,0 +1,83 @@
+"""Templates whose new text depends on what was said before: bridged as they render, or refused."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.conversations import ASK, HI, SIMPLE, assistant, call, result, system, user
+from tests.gateway.recorded import Bench
+from tests.rendering.bridge.rollouts import cut
+from tests.support import over_bytes
+from tokentrace import Renderer
+
+FLAG = (
+    "{% set ns = namespace(on=false) %}{% for m in messages %}{% if CONDITION %}{% set ns.on = true %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if ns.on %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+CONDITIONS = {
+    "m.role == 'system' and '/no_think' in m.content": "/no_think",
+    "m.role == 'user' and m.content.endswith('/no_think')": "Hello /no_think",
+    "'DONE' in m.content": "DONE",
+    "m.content|length > 500": "x" * 600,
+    "messages|length > 8": "Hello",
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_what_depends_on_earlier_text_is_bridged_as_it_renders(condition: str) -> None:
+    renderer, bridged = over_bytes(FLAG.replace("CONDITION", condition)), 0
+    texts = ("Hello", CONDITIONS[condition])
+    for first, second, reply, rounds in itertools.product(texts, texts, texts, (0, 2, 3, 4)):
+        past = [system(first), *[user(second), assistant("Yes.")] * rounds, user(second)]
+        messages = [*past, assistant(reply), user("Go on.")]
+        made = cut(renderer, messages, len(past), len(messages), None)
+        assert made is not None
+        for known in (None, past):
+            outcome = made.bridge(renderer, messages=known)
+            assert not outcome or outcome.new_ids.tolist() == made.full.token_ids[made.stop :], (first, second, reply)
+            bridged += bool(outcome)
+    assert bridged >= 16
+
+
+NUMBERED = (
+    "{% set ns = namespace(calls=[]) %}{% for m in messages %}{% if m.role == 'tool' %}<r>{% for c in ns.calls %}"
+    "{% if c.id == m.tool_call_id %}{{ loop.index }}. {{ c.function.name }}{% endif %}{% endfor %}: {{ m.content }}</r>"
+    "{% if loop.last or messages[loop.index].role != 'tool' %}{{ ns.calls|length }} calls{% endif %}"
+    "{% else %}<m>{{ m.role }} {{ m.content }}{% if m.tool_calls %}{% set ns.calls = m.tool_calls %}"
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function|tojson }}</tool_call>{% endfor %}{% endif %}</m>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<m>assistant {% endif %}"
+)
+"""Results have the number and name of their call, and are counted."""
+CALLS = [call("get_weather", {"city": city}, f"call0000{at}") for at, city in enumerate("abc", 1)]
+IDS = [each["id"] for each in CALLS]
+RESULTS = [result(f"r{at}", f"call0000{at}") for at in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def numbered() -> Renderer:
+    return over_bytes(NUMBERED, controls="<m></m><r></r><tool_call></tool_call>")
+
+
+@pytest.mark.parametrize("order", [order for count in (1, 2, 3) for order in itertools.permutations(range(3), count)])
+def test_results_belong_to_their_calls_in_any_order(numbered: Renderer, order: tuple[int, ...]) -> None:
+    new: list[Any] = [RESULTS[at] for at in order]
+    for after in ([], [user("So?")]):
+        made = cut(numbered, [ASK, assistant("", *CALLS), *new, *after], 1, 2 + len([*new, *after]), SIMPLE)
+        assert made is not None
+        assert made.bridge(numbered, call_ids=IDS) == made.full.token_ids
+        if order == (0, 1, 2)[: len(order)]:
+            assert made.bridge(numbered) == made.full.token_ids
+
+
+def test_the_gateway_knows_the_order_of_calls(numbered: Renderer) -> None:
+    bench = Bench("qwen3")
+    bench.renderer = numbered
+    reply = bench.ask([HI], assistant("", *CALLS), SIMPLE)
+    results = [{**RESULTS[at], "tool_call_id": reply["tool_calls"][at]["id"]} for at in (2, 0)]
+    messages = [HI, reply, *results]
+    bench.ask(messages, assistant("Sunny."), SIMPLE)
+    assert bench.causes == [None, None]
+    text = numbered.render(messages, tools=SIMPLE, add_generation_prompt=True).text
+    assert numbered.decode(bench.prompts[1]) == text
