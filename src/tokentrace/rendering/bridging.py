@@ -226,7 +226,7 @@ class Bridger:
         usual = frozenset[int]().union(*(context.controls for context in contexts if not context.is_rare))
         in_prompt = frozenset(token for token in usual if (ids == token).any())
         alike = [context for context in contexts if context.controls & usual == in_prompt]
-        asked = [context for context in alike if ids[-len(context.asks) :].tolist() == context.asks]
+        asked = [one for one in alike if one.asks == ids[len(ids) - len(one.asks) :].tolist()]
         return self._remembered(request, has_call, asked or alike)
 
     def _remembered(
@@ -324,11 +324,11 @@ class Bridger:
             by_call: dict[bool, _Context] = {}
             for messages in ways:
                 try:
-                    encoded, plain = (self.write(messages, -1, tools, asks)[0] for asks in (True, False))
+                    encoded, _ = self.write(messages, -1, tools, True)
                 except TokentraceError:
                     continue
                 controls = frozenset(encoded.ids[encoded.control].tolist())
-                asks = encoded.ids[len(plain.ids) :].tolist()
+                asks = encoded.ids[encoded.first_after([encoded.rendering.tail])[0] :].tolist()
                 context = _Context(messages, controls, asks, is_rare, len(chosen) + len(by_call))
                 by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), context)
                 if True in by_call:
