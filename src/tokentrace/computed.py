@@ -11,9 +11,8 @@ Value = TypeVar("Value")
 class computed(Generic[Value]):  # noqa: N801
     """An attribute that a method computes on first access, without a lock.
 
-    Threads may compute the value twice, but all get the one stored first. On Python 3.11, the
-    standard library's `cached_property` holds one lock for the whole class, which can deadlock
-    with locks taken in the computation.
+    Threads may compute the value twice, but all get the first. Python 3.11's `cached_property`
+    holds a lock for the class, which can deadlock with locks taken in the computation.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

@@ -53,7 +53,7 @@ def draft_path(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
-    """Write a file whole or not at all. Only its owner may read a `private` file."""
+    """Write a file whole or not at all: see `whole_file`."""
     with whole_file(path, private=private) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 

@@ -10,8 +10,7 @@ from typing import Any
 def load_on_use(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the imports of its stub.
 
-    `import tokentrace` then costs next to nothing, and only code that uses an optional
-    dependency needs it.
+    Importing tokentrace then costs little, and needs no optional dependency.
     """
     lines = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body
     imports = [line for line in lines if isinstance(line, ast.ImportFrom)]

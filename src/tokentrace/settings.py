@@ -32,7 +32,7 @@ def whole(
     most: int | None = None,
     error: ErrorType = RendererError,
 ) -> int:
-    """A whole number from `least` to `most` as an int. Accepts NumPy numbers, rejects booleans."""
+    """A whole number from `least` to `most` as an int. Rejects booleans."""
     if not is_integer(value):
         raise error(f"{name} must be a whole number, not {brief(value)}")
     integer = int(value)
@@ -44,7 +44,7 @@ def whole(
 
 
 def number(name: str, value: Any, least: float, most: float, error: ErrorType = RendererError) -> float:
-    """A number from `least` to `most` as a float. Accepts NumPy numbers, rejects booleans."""
+    """A number from `least` to `most` as a float. Rejects booleans."""
     real = as_float(value) if is_number(value) else None
     if real is None or not least <= real <= most:
         raise error(f"{name} must be a number from {least:g} to {most:g}, not {brief(value)}")

@@ -25,6 +25,19 @@ def way(any_family: str) -> Way:
     return Way(any_family)
 
 
+BROKEN = ('{"path": "a\n b"}', "{'path': 'a'}", '{"path": \'a\', "n": 1}', '{"n": 1, \'path\': "a"}', '{"path": “a”}')
+
+
+@pytest.mark.parametrize("text", BROKEN)
+@pytest.mark.parametrize("family", ["qwen3", "llama-3.1", "kimi-k2", "mistral-nemo"])
+def test_broken_arguments_are_kept_whole(family: str, text: str) -> None:
+    """A client that repairs JSON must not run a tool with half of what the model wrote."""
+    way = Way(family)
+    call = way.read(way.form.calls(way.form.call("write", text)))
+    assert (call.name, call.arguments_text, call.arguments) == ("write", text, None)
+    assert call.status is not OK
+
+
 # -- one call
 
 

@@ -76,7 +76,6 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
 
 
 def _write_rows(output: Path, samples: Sequence[Sample], seed: int) -> None:
-    """Write rows, as JSON Lines if pyarrow is missing."""
     from ..data.tables import write_samples
 
     path = output / "rows.parquet"

@@ -158,7 +158,6 @@ def _recorded(file: str) -> Iterator[Sample]:
 
 
 def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
-    """Return evidence that a file was made with another tokenizer, or an empty string."""
     from ..data.tables import read_metadata
 
     if isinstance(result, list):

@@ -223,7 +223,6 @@ class _Display(ProgressBars):
 
 
 def _circuits(engine: Engine | None) -> str:
-    """The states of a router's endpoints; empty for a single engine."""
     circuits = getattr(engine, "circuits", [])
     away = [str(one) for one in circuits if one.cooldown]
     states = ", ".join([f"{len(circuits) - len(away)} closed", *away])

@@ -172,7 +172,6 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
 
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
-    """Yield titles and samples. Prints why rows give none."""
     from ..data.sources import find_sources, read_rows
     from ..data.tokenizing import RowTokenizer
 

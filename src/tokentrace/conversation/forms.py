@@ -1,7 +1,6 @@
 """Convert messages to the form that a template reads, as inference servers do.
 
-Text is a string or a list of parts, arguments are a mapping or JSON text, no content is ``""``,
-None or no field. Most templates read one form, which `study.forms` finds by tracing.
+Most templates read one form of text, arguments and missing content; `study.forms` finds it.
 """
 
 import json

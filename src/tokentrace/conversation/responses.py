@@ -1,8 +1,7 @@
 """OpenAI's Responses API: the input of a request as messages in OpenAI's chat shape.
 
-Consecutive items of an answer (reasoning, texts, calls) are one assistant message. Ids from
-`item_id` name the response, which separates two turns in a row. An InputError counts items, not
-messages.
+Consecutive items of an answer are one assistant message. Ids from `item_id` name the response,
+which separates two turns in a row. An InputError counts items.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ class Shape(enum.StrEnum):
 def shape_of(messages: Any) -> Shape:
     """The shape of `messages`; OpenAI's if nothing indicates another. Never raises.
 
-    ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tool use, tool results,
-    or an assistant's thinking. Mistral's thinking has lists in it, or is next to OpenAI's calls
-    or roles.
+    ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tools or thinking.
+    Mistral's thinking has lists in it, or is next to OpenAI's calls or roles.
     """
     rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
@@ -93,8 +92,7 @@ def from_openai(messages: Any) -> list[Fields]:
 def with_system(messages: Messages, system: Any) -> list[Fields]:
     """`messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
 
-    None, ``""`` and an empty list add nothing. Raises InputError if there is a system message
-    with another text.
+    An empty one adds nothing. Raises InputError if there is a system message with another text.
     """
     text = "" if system is None else _content(Place(field="system").parts(system), "a system prompt")
     if not text:
@@ -115,12 +113,10 @@ def from_anthropic(
 ) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and their `system` prompt, in OpenAI's shape.
 
-    `names` maps the ids of earlier calls to their names; the calls in these messages are added
-    to it.
+    `names` maps ids of earlier calls to names; the calls in these messages are added.
 
     - Consecutive text blocks become one text.
-    - Thinking is ``reasoning_content``; its place among text and calls, and redacted thinking,
-      are lost.
+    - Thinking is ``reasoning_content``; its place, and redacted thinking, are lost.
     - A result is a tool message with its call's ``name``, and ``is_error`` if set. Text around
       it is a user's.
     - Other blocks (images, documents, server tools) stay as they are and make the content a

@@ -1,5 +1,6 @@
 """A sketch of messages: what a template's control flow may look at."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,15 @@ def sketch(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
         parts = [content] if isinstance(content, (str, Mapping)) else content or ()
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
         inside = tuple(
-            word for word in words if any(isinstance(text, str) and word in text for text in texts)
+            (
+                word,
+                text.lower().count(word.lower()),
+                word in text,
+                text.startswith(word),
+                text.endswith(word),
+            )
+            for word, text in itertools.product(words, texts)
+            if isinstance(text, str) and word.lower() in text.lower()
         )
         fields = tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role"))
         out.append((message["role"], fields, inside))

@@ -133,7 +133,7 @@ class RowResult:
 
 
 class RowTokenizer:
-    """Turns rows into samples. An error in a row is part of its result and never ends a run."""
+    """Turns rows into samples. An error in a row is part of its result."""
 
     def __init__(self, settings: TokenizeSettings) -> None:
         self.settings = settings

@@ -146,7 +146,6 @@ class PathReport:
     scored: Sequence[Scored] = ()
 
     def numbers(self) -> dict[str, float]:
-        """Return every measurement by its name in `MEASURES`."""
         trajectories = [rollout.trajectory for rollout in self.rollouts]
         branches = [branch for one in trajectories for branch in one.branches]
         gaps = np.concatenate([np.zeros(0), *(one.gaps for one in self.scored)])
@@ -222,7 +221,6 @@ async def run_path(
     score: Score | None = None,
     progress: Progress = lambda *_: None,
 ) -> PathReport:
-    """Run tasks on a path. `score` scores the row of each rollout."""
     renderer = trial_renderer(trial)
     sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
     settings = {"reward": question_reward, "budget": BUDGET, "interaction": FollowUps()}
@@ -319,7 +317,6 @@ def _causes(trials: Sequence[Trial]) -> Table:
 
 
 def _examples(trials: Sequence[Trial]) -> Iterable[NamedBreak]:
-    """The shortest break of each cause, and where it is."""
     shortest: dict[Cause, tuple[int, NamedBreak]] = {}
     for trial in trials:
         for report in trial.reports:

@@ -133,8 +133,7 @@ class FollowUps(BaseInteraction):
 def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
     """1.0 if the conversation ended and its last number is the answer, else 0.0.
 
-    If there is no answer, the last reply must say that the item could not be found, and contain
-    no number.
+    If there is no answer, the last reply must say so, without a number.
     """
     last = messages[-1] if messages else {"role": ""}
     content = last.get("content")

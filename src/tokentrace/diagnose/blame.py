@@ -1,8 +1,7 @@
 """The line of a template that makes two renderings differ.
 
-A copy of the template reports each test, assignment and output. The cause is the first test
-whose answer differs. It is proven if the second run, with that answer forced, continues like
-the first.
+The cause is the first test whose answer differs. It is proven if the second run, with that answer
+forced, continues like the first.
 """
 
 from __future__ import annotations
@@ -110,7 +109,6 @@ def _changed_test(one: TracedRun, other: TracedRun, at: int) -> tuple[int, Event
 
 
 def _blame_writer(run: TracedRun, at: int) -> Blame | None:
-    """The innermost output that wrote character `at`."""
     offsets = {event.offset for event in run.events} | {len(run.text)}
     start = max(offset for offset in offsets if offset <= at)
     text = run.text[at : min(offset for offset in offsets if offset > at)][:20]

@@ -44,10 +44,9 @@ _Row = Sequence[str | Cell]
 class AuditReport(ShowsItself):
     """The certificate of a template: its matrix, facts, and a verdict for each use.
 
-    `conclusion` says what to do, then what to type. `grades` are those of each append (None if
-    refused) and use. `findings` has what does not hold, once per cause; `switches` the verdicts
-    with each setting that changes a probe. `bridging` counts breaks that can be bridged, and
-    reasons why others cannot.
+    `conclusion` says what to do, then what to type. `grades`: by append (None if refused) and use.
+    `findings`: what does not hold, once per cause. `switches`: verdicts with other settings.
+    `bridging`: breaks that can be bridged, and why others cannot.
     """
 
     name: str

@@ -136,7 +136,6 @@ class _Divergence:
         self.nonce = is_nonce(new.text, old.text)
         self.after_user = [message.get("role") for message in before[-1:]] == ["user"]
         # if a later message was recorded after an answer, those before it were replaced
-        # (opencode asks for a title of the user's question, then asks the question itself)
         places = {key: at for at, key in enumerate(old.keys)}
         roles = [*(message.get("role") for message in old.messages), "assistant"]
         answered = roles.index("assistant")

@@ -66,8 +66,8 @@ class TemplateFacts:
     """What a template does besides appending.
 
     `prefill` is the generation prompt after the turn's head. `roles` are written, rewritten,
-    dropped or refused. `content` and `arguments` are forms that it reads. `date` names the line
-    that writes the current date.
+    dropped or refused. `content` and `arguments` are forms that it reads, `date` the line that
+    writes it.
     """
 
     prefill: str

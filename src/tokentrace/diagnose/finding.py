@@ -102,10 +102,7 @@ class Cause(WordedEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, in a file, line or call.
-
-    `position`: the first affected token; `tokens`: how many.
-    """
+    """One thing that is wrong, in a file, line or call: `tokens` tokens from `position` on."""
 
     cause: Cause
     where: str = ""

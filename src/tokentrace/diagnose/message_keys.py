@@ -1,9 +1,8 @@
 """The keys by which a request finds the recorded turn it continues. Pure.
 
-Agents repeat the model's turns imperfectly: without reasoning, with other spaces in arguments,
-with content as parts. Messages that mean the same have the same key. When in doubt, keys
-differ: an extra branch costs some tokens, a false match would train on a history that never
-existed.
+Agents repeat turns imperfectly, such as without reasoning. Messages that mean the same have the
+same key. When in doubt, keys differ: an extra branch costs some tokens, a false match would train
+on a history that never existed.
 """
 
 import hashlib
@@ -43,9 +42,8 @@ _SORTED = json.JSONEncoder(sort_keys=True)
 def meaning(message: Message) -> Any:
     """What a message means to an agent that repeats it.
 
-    For the assistant: its stripped text, calls by name and value, a refusal, parts that are not
-    text. For other roles: every character of the content. `same_fields` compares all other
-    fields that templates print.
+    For the assistant: its stripped text, calls by name and value, a refusal, other parts. For other
+    roles: every character of the content. `same_fields` compares other fields.
     """
     content = message.get("content")
     if message.get("role") != "assistant":

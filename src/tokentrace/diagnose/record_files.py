@@ -33,9 +33,8 @@ def read_rollouts(
 ) -> Iterator[Rollout]:
     """Read all rollouts; some may have a `problem`. `note` gets a description of each input.
 
-    Inputs are trajectory files and folders of them, the output folder of ``tokentrace
-    rollout``, a store of sessions (a file, or ``postgresql://…``), and files of JSON lines,
-    JSON or Parquet. Raises InputError else.
+    Inputs are trajectories, folders of them or of ``tokentrace rollout``, stores of sessions, and
+    files of JSON lines, JSON or Parquet. Raises InputError else.
     """
     for name in inputs:
         if store := _store_of(name):

@@ -237,9 +237,8 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
 class RolloutReport(Report):
     """Counts over all rollouts. `scores` has the engine's logprobs minus the recorded ones.
 
-    In `counts`, `tokens` has shared tokens once, `samples` are rows that train each sampled
-    token once, `row_tokens` the tokens in them. `unproven`: only masks show which tokens were
-    sampled.
+    In `counts`, `tokens` has shared tokens once; `samples` are rows that train each sampled token
+    once, with `row_tokens`. `unproven`: only masks show what was sampled.
     """
 
     unit, title = "rollout", "What happened to the tokens"

@@ -152,9 +152,8 @@ def check_dataset(
     """Compare rows of ids with what the template gives for their conversations.
 
     - `inputs`: files, folders and datasets as `find_sources` takes them.
-    - `settings`: what rows should have been made with. None: what our files say, or else the
-      defaults, with this `tokenizer` and these `changes` (named as in
-      `TokenizeSettings.described`).
+    - `settings`: what rows should have been made with. None: what our files say, or the defaults,
+      with this `tokenizer` and `changes`.
     - `sources`: the files that rows name, if our files do not say where they are.
     - `columns`: those of ids, and of mask or labels; None takes the first usual name.
     - `pad_token`: by default the tokenizer's own.

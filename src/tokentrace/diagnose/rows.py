@@ -396,8 +396,7 @@ class _Comparison:
     def _expected_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
         """The mask that the row should have, and the expected token that each of its tokens replaces.
 
-        Other ids are wrong only if they are trained and the expected ones are not, or vice
-        versa.
+        Other ids are wrong only if either they or the expected ones are trained.
         """
         expected, other, stop = self.sample.mask, self.row.start, self.row.stop
         target, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)

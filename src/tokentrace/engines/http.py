@@ -1,11 +1,9 @@
 """What HTTP engines share: a connection pool, timeouts, retries and typed errors.
 
-- Lost before a byte of the answer's body arrived, 429 or 5xx: sent again, after a pause that
-  doubles.
-- An answer lost after its first byte, a stream lost after its first token: `EngineError`, never
-  sent again. The second sample would be another draw.
-- A timeout after connecting: `EngineUnavailable` at once. The same engine would take as long
-  again.
+- Lost before a byte of the body arrived, 429 or 5xx: sent again, after a pause that doubles.
+- An answer lost after its first byte, a stream after its first token: `EngineError`, never sent
+  again. The second sample would be another draw.
+- A timeout after connecting: `EngineUnavailable` at once, as it would take as long again.
 
 Answers are bounded; compressed ones are not read. No error, repr or log contains a secret.
 """

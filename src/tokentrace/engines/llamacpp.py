@@ -1,8 +1,7 @@
 """llama.cpp's server: ``/completion``.
 
-It stops only at the model's own stop tokens, so the adapter cuts answers after any other.
-Answers are not streamed: streams drop ids that are not whole characters, and whole answers only
-their logprobs.
+It stops only at the model's own stop tokens, so the adapter cuts answers after any other. Answers
+are not streamed: streams drop ids that are not whole characters.
 """
 
 from __future__ import annotations

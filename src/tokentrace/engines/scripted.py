@@ -48,9 +48,8 @@ Script = Callable[[Ids, SamplingParams], IdsLike | EngineReply]
 class ScriptedEngine(Engine):
     """Answers with the ids that `script` returns, up to the first stop token.
 
-    Missing logprobs are ``-1.0``; top logprobs are invented. A stream has `piece` ids per piece
-    (0: all) and awaits `latency` before each. `version` names the weights, `requests` records
-    all requests.
+    Missing logprobs are ``-1.0``; top logprobs are invented. A stream has `piece` ids per piece (0:
+    all) and awaits `latency` before each. `requests` records all requests.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()

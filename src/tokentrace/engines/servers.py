@@ -28,8 +28,7 @@ async def connect(
 ) -> Engine:
     """The engine at an address; for several addresses, a `Router`.
 
-    `kind` is ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"auto"``. `options` go to the
-    adapter's ``connect``.
+    `kind` is ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"auto"``. `options` go to ``connect``.
     """
     addresses = [urls] if isinstance(urls, str) else list(urls)
     if not addresses:

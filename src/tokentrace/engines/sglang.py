@@ -91,8 +91,7 @@ class SGLangEngine(HTTPEngine):
     ) -> SGLangEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `vocab_size` is required if the server does not report it; `logprobs` names their kind
-        without a probe.
+        `vocab_size` is required if it is not reported; `logprobs` names their kind, unprobed.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)

@@ -6,9 +6,8 @@ character for character, and refuse what it refuses. Differences:
 - Tools are an argument. As in SGLang, they go on a first system message, else before all.
 - The references end a user's message with ``<｜Assistant｜>`` and a think token. Here that opener
   belongs to the assistant's turn, and is written with and without ``add_generation_prompt``.
-- Content in parts becomes their texts, in V4's user and tool messages with an empty line
-  between them.
-- Unknown roles are refused. (V4's encoder drops such a message where it drops reasoning.)
+- Content in parts becomes their texts, with an empty line between them where V4 writes one.
+- Unknown roles are refused.
 """
 
 import json

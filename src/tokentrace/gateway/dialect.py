@@ -1,10 +1,10 @@
 """A dialect is an API that agents speak: it reads requests and writes answers. Pure.
 
 `ItemStream` turns a parser's events into changes of items (reasoning, text and calls), each as
-soon as it is certain. A `Dialect` writes the changes as a stream, or the items as a whole
-answer.
+soon as it is certain. A `Dialect` writes changes as a stream, items as a whole answer.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -57,12 +57,9 @@ class ItemChange(NamedTuple):
 class ItemStream:
     """Builds the items of one completion and reports every change.
 
-    **An attempt is a call once its name is certain**, whatever becomes of its arguments. One
-    without a name is text. Where arguments must be an object (Anthropic's ``input``), a call is
-    sent whole at its end, and broken or cut-off arguments are text, so that no tool runs with
-    arguments that the model did not write.
-
-    It also looks for stop texts, since engines stop at ids.
+    **An attempt is a call once its name is certain**, whatever becomes of its arguments. Where
+    these must be an object (Anthropic's ``input``), a call is sent whole at its end, and broken
+    or cut-off arguments are text. It also looks for stop texts, since engines stop at ids.
     """
 
     def __init__(self, call_id: CallId, options: AnswerOptions, stop: Sequence[str] = ()) -> None:
@@ -164,7 +161,7 @@ class ItemStream:
             return
         # are the arguments complete? They may be empty only if the call is closed
         is_open = status is CallStatus.TRUNCATED or (not call.arguments and status is CallStatus.UNCLOSED)
-        is_object = call.arguments is not None and not is_open
+        is_object = call.arguments is not None and not is_open and _is_text(call.arguments)
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
             self._grow(PartKind.CONTENT, lead + call.raw)
             return
@@ -173,6 +170,13 @@ class ItemStream:
         self._start(PartKind.TOOL_CALL, name=call.name, id=id, attempt=call.index, arguments=arguments)
         self._grow(PartKind.TOOL_CALL, call.arguments_text)
         self._close()
+
+
+def _is_text(value: Any) -> bool:
+    """False if a text in a value has half a surrogate pair, which clients cannot read."""
+    with contextlib.suppress(UnicodeEncodeError):
+        return bool(msgspec.json.encode(value))
+    return False
 
 
 def changes_of(items: Iterable[Item]) -> list[ItemChange]:

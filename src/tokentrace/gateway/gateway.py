@@ -1,7 +1,6 @@
 """The gateway: from a request to a stored turn, whatever the dialect.
 
-`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and returns once
-the turn is on disk: only stored turns are acknowledged.
+`Gateway.begin` makes the prompt. `Answer.run` samples, and returns once the turn is on disk.
 """
 
 import asyncio
@@ -249,7 +248,9 @@ class Gateway:
                 if turns:
                     self.metrics.replayed.inc()
                     return await self._answered(session, turns, request)
-            if not any(each["ended"] is None and each.get("name") == name for each in requests):
+            since = time.time() - _ELSEWHERE_SECONDS  # older ones are lost: their gateway was killed
+            requests = [each for each in requests if each["ended"] is None and each["began"] > since]
+            if not any(each.get("name") == name for each in requests):
                 break
             # another gateway with the same store is answering it
             await asyncio.sleep(_POLL_SECONDS)

@@ -4,10 +4,8 @@ A tool use is sent once the call has ended, and broken or cut-off input becomes 
 client asks for eager streaming. Claude Code also sends:
 
 - A block ``x-anthropic-billing-header`` in its system prompt, which is ignored.
-- Tools with ``defer_loading``. A ``tool_reference`` or ``tool_addition`` becomes the tool's
-  definition, as text.
-- ``context_management``, and an effort in mid-conversation, which would change earlier tokens:
-  not enforced.
+- Tools with ``defer_loading``; a reference to one becomes its definition, as text.
+- ``context_management``, and an effort in mid-conversation, which are not enforced.
 - ``__unparsedToolInput``, whose text is restored.
 """
 

@@ -1,7 +1,7 @@
 """What a request asks for, whatever its dialect. Pure.
 
-A dialect turns its body, a msgspec struct, into a `Request`. It serves a field, refuses it if
-it would change what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
+A dialect serves a field, refuses it if it would change what is sampled, ignores it, or lists it
+as unenforced.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

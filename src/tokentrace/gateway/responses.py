@@ -1,8 +1,7 @@
 """OpenAI's Responses API, with ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``. Pure.
 
 Ids of output items contain `Head.id`, so items that come back name their turn. Every answer has
-an item, so that clients have something to repeat. The model does not see tools that OpenAI
-runs.
+an item, so that clients have something to repeat. The model does not see OpenAI's own tools.
 """
 
 import re

@@ -2,8 +2,7 @@
 
 `SessionRecord.place` finds the recorded turn that a request continues. The prompt is that
 turn's stream, id for id, plus what is new. If no turn matches, it renders the whole
-conversation. `prepare` makes a turn and changes nothing; `apply` adds it once stored. `replay`
-adds a stored one.
+conversation. `prepare` makes a turn; `apply` adds it once stored, `replay` a stored one.
 """
 
 import copy

@@ -19,8 +19,7 @@ def output_items(
 ) -> list[dict[str, Any]]:
     """``response.output``. The last item of a turn has its tokens.
 
-    Raises SampleError for several branches without `branch`: NeMo RL takes one response per
-    rollout.
+    Raises SampleError for several branches without `branch`: NeMo RL takes one response.
     """
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)

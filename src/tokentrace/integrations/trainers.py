@@ -1,7 +1,6 @@
 """Rollouts for slime, SkyRL, AReaL and OpenRLHF; trainers' engines and sampling parameters.
 
-Every sampled token carries loss once, with its logprob. What a trainer cannot take is a
-SampleError.
+Every sampled token carries loss once. What a trainer cannot take is a SampleError.
 """
 
 import copy

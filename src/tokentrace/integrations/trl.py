@@ -111,9 +111,8 @@ class RolloutFunction(TrainerRollouts):
     - `one_of`: chooses a row if a rewritten history gives several, which is a SampleError
       otherwise.
 
-    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` per row). TRL
-    leaves out a failed rollout only if all functions return None for it: see `rollout_reward`
-    and `unless_failed`.
+    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` per row). TRL leaves
+    out a failed rollout only if all return None: see `rollout_reward`, `unless_failed`.
     """
 
     _: KW_ONLY

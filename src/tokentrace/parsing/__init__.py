@@ -4,8 +4,7 @@
 compiled for the vocabulary (`compiled`) says which delimiters to look for. `parser` runs a
 generator over a `reader` of these bytes: a turn, or `channels` for Harmony. Calls are left to
 `calls`, which reads arguments by the style of the grammar (`arguments`). Results collect in
-`output` and come out as `events` or as a whole `response`. `readback` compares a parsed turn
-with its message.
+`output` and come out as `events` or as a `response`. `readback` compares a turn with its message.
 """
 
 from ..lazy import load_on_use

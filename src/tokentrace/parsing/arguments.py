@@ -16,7 +16,7 @@ from ..values.schema import JSON_SPACE, Schema, read_json, read_value
 from .compiled import CompiledCalls, ValueOpening
 from .marked import unforgeable
 from .output import ArgumentsText, OpenCall, Output
-from .reader import Match, Notation, Reading, Report
+from .reader import Delimiters, Match, Notation, Reading, Report
 from .response import CallStatus
 
 _JSON_STRING = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
@@ -32,6 +32,8 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 """Models also write these in Python calls."""
 _KEY = rb"([^\s:,{}\[\]]+)\s*:"
 _DEEPEST = 64
+_SPACE, _AFTER = re.compile(rb"\s*\Z"), re.compile(rb"\s*\}?\s*\]?\s*\Z")
+"""What may follow arguments that are not JSON: in a call's object, its brace, and a list's bracket."""
 
 
 @dataclass(slots=True)
@@ -55,13 +57,21 @@ class ArgumentsReader:
         reader = self.reader
         reader.at = yield from reader.past_space()
         report = ArgumentsText(call)
-        if not (yield from self.json_value(report)):
-            start = reader.at
-            match = yield from reader.find(self.calls.to_end)
-            text = reader.data[start : reader.at]
-            report(start, start + len(text.rstrip() if match is not None else text))
+        if not (yield from self._arguments(report, self.calls.to_end)):
             call.break_off("the arguments are not JSON", CallStatus.INVALID_JSON)
         report.done()
+
+    def _arguments(
+        self, report: ArgumentsText, ends: Delimiters, after: re.Pattern[bytes] = _SPACE
+    ) -> Reading[bool]:
+        """Read arguments; True if they are JSON. If not, all until the call ends is their text."""
+        if (yield from self.json_value(report)):
+            return True
+        reader, start = self.reader, self.reader.at
+        match = yield from reader.find(ends)
+        text = reader.data[start : reader.at]
+        report(start, start + len(text if match is None else after.sub(b"", text)))
+        return False
 
     def json_call(self, call: OpenCall) -> Reading[bool]:
         """Read an object; True if it is a call. Announces the call once that is certain."""
@@ -131,7 +141,7 @@ class ArgumentsReader:
             return (yield from self.json_value())
         seen.add(field)
         if field == "arguments" and not (yield from reader.sees(b'"')):
-            return (yield from self.json_value(ArgumentsText(call)))
+            return (yield from self._arguments(ArgumentsText(call), self.calls.to_close, _AFTER))
         if not (yield from self.json_value()):
             return False
         text = self._string(start)

@@ -4,8 +4,7 @@ What opens like a call is one, whatever follows. Control tokens, which no text c
 early; other delimiters only where the grammar expects them.
 
 Attempts are well-formed calls outside their place: in reasoning that is never closed, without
-their opening, after text if they have no delimiters, in any dialect if the template shows no
-calls.
+their opening, after text, or in any dialect if the template shows no calls.
 """
 
 import re

@@ -16,8 +16,7 @@ Differs from openai-harmony on purpose:
 - Stray words before channel and recipient are content. Without ``<|message|>``, all after the
   channel's name is the body, or with a recipient a MALFORMED call.
 
-Arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take
-any text.
+Arguments of functions, and what is typed ``json``, are JSON; other tools (``python``) take text.
 """
 
 import re

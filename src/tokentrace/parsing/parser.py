@@ -19,8 +19,7 @@ from .response import Finish, ParsedResponse, PartKind, TokenRange
 class TurnParser:
     """Reads a turn from its head on, without reporting what the prompt wrote.
 
-    Unless the prompt is known (`prompted`), it is the template's, and a completion may open
-    reasoning again.
+    If the prompt is not known (`prompted`), a completion may open reasoning again.
     """
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:

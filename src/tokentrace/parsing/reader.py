@@ -97,8 +97,7 @@ class Delimiters:
 class Notation:
     """How brackets and strings are written. If `strict`, control tokens outside of strings are errors.
 
-    `outside` finds brackets, quotes, and what is not allowed; `strings` match, by quote, what a
-    string contains.
+    `outside` finds brackets, quotes and what is not allowed; `strings` match strings, by quote.
     """
 
     opening: bytes

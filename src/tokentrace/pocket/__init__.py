@@ -1,8 +1,7 @@
 """The pocket model: a small default that needs no download.
 
-4,096 byte-level tokens, with one token per digit and newline; a template that only ever
-appends; and a model of a few million parameters that calls tools (`pocket.model` runs it,
-``training/pocket`` trained it).
+4,096 byte-level tokens, a template that only ever appends, and a small model that calls tools
+(`pocket.model` runs it, ``training/pocket`` trained it).
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ EXAMPLE = POCKET / "example.json"
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise in pocket's training data, which makes it write a little like large models. All are fractions."""
+    """The noise in pocket's training data, in fractions."""
 
     unthinking: float
     """Conversations with enable_thinking=false."""

@@ -37,8 +37,7 @@ class Cache:
     __slots__ = ("keys", "length", "values")
 
     def __init__(self, layers: int, kv_heads: int, head_size: int, capacity: int) -> None:
-        # Keys are stored transposed, so that multiplying a query with them reads memory in
-        # order.
+        # Transposed, so that multiplying a query with them reads memory in order.
         self.keys: Floats = np.zeros((layers, kv_heads, head_size, capacity), np.float32)
         self.values: Floats = np.zeros((layers, kv_heads, capacity, head_size), np.float32)
         self.length = 0
@@ -111,8 +110,7 @@ class PocketModel:
         self._head = np.ascontiguousarray(self._embedding.T)
         self._norm = weights["model.norm.weight"]
         self._layers = [_Layer(weights, index) for index in range(int(config["num_hidden_layers"]))]
-        # Queries and keys are normed and rotated together; the queries' norm includes the
-        # attention scale.
+        # Normed and rotated together; the queries' norm includes the attention scale.
         scale = np.ones((self._heads + self._kv_heads, 1), np.float32)
         scale[: self._heads] = 1 / math.sqrt(size)
         heads = [self._heads, self._kv_heads]

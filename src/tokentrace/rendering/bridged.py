@@ -20,10 +20,7 @@ from .lost import Lost
 
 @dataclasses.dataclass(eq=False, repr=False)
 class BridgedTokens(ShowsItself, Sequence[int]):
-    """The next prompt, as a sequence of ids: the stream so far, id for id, and the new ids.
-
-    The bridge does not check the prompt's ids; reading them does.
-    """
+    """The next prompt, a sequence of ids: the stream so far and the new ids. Reading checks them."""
 
     prompt: Sequence[int] | Ids
     completion: Ids

@@ -1,17 +1,15 @@
 """The bridge: from a stream to the next prompt, without rendering the past.
 
-`Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps
-what follows the turn, and joins that to the stream. For each shape of new messages it proves
-once that other contexts and stand-ins give the same. After that, a bridge costs one small
-render, however long the history is.
-
-The bridge never changes a completion. Ids that close a cut-off turn are synthetic.
+`Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]`` and joins
+what follows the turn to the stream. For each shape of new messages it proves once that other
+contexts and stand-ins give the same. After that, a bridge costs one small render.
 """
 
+import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -28,14 +26,7 @@ from ..study import seams
 from ..study.endings import TurnEndings, find_past_close
 from ..study.memory import Memory, learned
 from ..study.probes import STAND_IN_TOOL
-from ..study.seams import (
-    BridgeRefusal,
-    CalledFunction,
-    Continuation,
-    EncodedTurns,
-    RefusalReason,
-    StandIn,
-)
+from ..study.seams import BridgeRefusal, CalledFunction, Continuation, EncodedTurns, RefusalReason, StandIn
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, shows_field, turn_spans
 from ..template.chat_template import REASONING_FIELDS
@@ -82,9 +73,11 @@ class _Request(NamedTuple):
     """Whether the template sees the actual conversation so far, and so the real tools."""
     real_tools: bool = True
     """Whether the template sees the real tools. The stand-in tool renders faster."""
+    message: Mapping[str, Any] = {}
+    """What the turn says, if known."""
 
     def follow(self, context: Messages, stand_in: StandIn) -> list[Any]:
-        return [*context, stand_in.message(self.calls), *self.new]
+        return [*context, {**stand_in.message(self.calls), **self.message}, *self.new]
 
     @property
     def has_results(self) -> bool:
@@ -117,6 +110,7 @@ class _Proof:
     real_tools: bool
     true_context: bool
     rewrites: tuple[_Rewrite, ...] = ()
+    message: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Seam(NamedTuple):
@@ -166,7 +160,9 @@ class Bridger:
 
     def _proven(self, request: _Request, proof: _Proof) -> Outcome:
         """The continuation, in the context that the proof allows."""
-        request = request._replace(true_context=proof.true_context, real_tools=proof.real_tools)
+        request = request._replace(
+            true_context=proof.true_context, real_tools=proof.real_tools, message=proof.message
+        )
         return self._continue(request, proof.context, proof.stand_in)
 
     def _continue(self, request: _Request, context: Messages, stand_in: StandIn) -> Outcome:
@@ -196,22 +192,27 @@ class Bridger:
                     return True
             if not (proof := self._remembered(request)):
                 return not is_named
-            one_more = request._replace(calls=[*calls, CalledFunction()])
-            first, second = (self._proven(which, proof) for which in (request, one_more))
-            return bool(calls and not call_ids and first and (not second or first.tail != second.tail))
+            more = (request._replace(calls=[*calls, *[CalledFunction()] * count]) for count in (0, 1, 4))
+            tails = {(after := self._proven(which, proof)) and after.tail for which in more}
+            return bool(calls and not call_ids and len(tails) > 1)
 
         if not self.cache.once(("completion", is_named, bool(call_ids), *key), needs_completion):
             return request
         parsed = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
-        parsed = parsed[: len(calls)] if call_ids else parsed
-        pairs = itertools.zip_longest(calls, parsed, fillvalue=CalledFunction())
-        known = [call._replace(name=call.name or parsed.name) for call, parsed in pairs]
+        names = [call.name for call in parsed]
+        if len(names) > len(calls):  # it is unknown which have results
+            names = [None] * (len(calls) if call_ids else len(names))
+        pairs = itertools.zip_longest(calls, names, fillvalue=None)
+        known = [
+            (call or CalledFunction())._replace(name=(call and call.name) or name) for call, name in pairs
+        ]
         return request._replace(calls=known)
 
     def _prove_any(self, request: _Request, stream: Stream, past: Messages) -> _Proof | BridgeRefusal:
         """The proof in any context or, if the messages depend on it, in the actual one."""
         proof = self._remembered(request)
-        if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
+        is_certain = not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT
+        if is_certain and not past:
             return proof
         grammar = self.compiled().grammar
         turn = read_turn(self.compiled(), stream.completion, stream.prompt)
@@ -221,13 +222,27 @@ class Bridger:
         text = turn.content + seams.LONG * (len(turn.content) > 20)
         request = request._replace(words=[word for word in request.words if word in text])
         if past:
-            return self._prove(request._replace(true_context=True), has_call, (_Context(past),))
+            return self._prove_in(past, request, turn, has_call)
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
         usual = frozenset[int]().union(*(context.controls for context in contexts if not context.is_rare))
         in_prompt = frozenset(token for token in usual if (ids == token).any())
         alike = [context for context in contexts if context.controls & usual == in_prompt]
-        asked = [one for one in alike if one.asks == ids[len(ids) - len(one.asks) :].tolist()]
-        return self._remembered(request, has_call, asked or alike)
+        asks = [one.asks for one in contexts if one.asks == ids[len(ids) - len(one.asks) :].tolist()]
+        asked = [one for one in alike if one.asks == max(asks, key=len, default=None)]
+        return self._remembered(request, has_call, asked) if asked else proof
+
+    def _prove_in(
+        self, past: Messages, request: _Request, turn: ParsedResponse, has_call: bool | None
+    ) -> _Proof | BridgeRefusal:
+        """The proof in this context: with the turn's own text or, if that fails, with stand-ins."""
+        request, contexts = request._replace(true_context=True), (_Context(past),)
+        thought = {"reasoning_content": turn.reasoning_content} if turn.reasoning_content else {}
+        if not self.as_inference:
+            with contextlib.suppress(TokentraceError):
+                actual = request._replace(message={"content": turn.content, **thought})
+                if proof := self._prove(actual, has_call, contexts):
+                    return proof
+        return self._prove(request, has_call, contexts)
 
     def _remembered(
         self, request: _Request, has_call: bool | None = None, alike: Sequence[_Context] = ()
@@ -262,10 +277,12 @@ class Bridger:
                 request = quicker
         rewrites: dict[_Rewrite, None] = {}
         inline = (seams.INLINE,) if self.as_inference and not stand_in.calls else ()
-        pairs = [*itertools.product((*seams.variants(stand_in), *inline), usual or rare)]
+        forms = [stand_in] if request.message else [*seams.variants(stand_in), *inline]
+        pairs = [*itertools.product(forms, usual or rare)]
         rewriting = len(pairs)
         pairs += [(stand_in, around) for around in rare]
-        pairs += [(replace(stand_in, content=word), context) for word in request.words]
+        if not request.message:
+            pairs += [(replace(stand_in, content=word), context) for word in request.words]
         for at, (other, around) in enumerate(pairs):
             actual = self._continue(request, around, other)
             if not actual:
@@ -288,7 +305,7 @@ class Bridger:
             ):
                 rewrites[rewrite] = None
         past = tuple(rewrites) if self.as_inference else ()
-        return _Proof(context, stand_in, request.real_tools, request.true_context, past)
+        return _Proof(context, stand_in, request.real_tools, request.true_context, past, request.message)
 
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
@@ -318,7 +335,7 @@ class Bridger:
         """Contexts: of each kind, the first with and without a call."""
         chosen: list[_Context] = []
         tools = [STAND_IN_TOOL] if has_tools else None
-        worded = map(seams.saying, self.study.template.searched)
+        worded = (ways for word in self.study.template.searched for ways in seams.saying(word))
         for number, ways in enumerate((*seams.CONTEXTS, *worded)):
             is_rare = number >= len(seams.CONTEXTS)
             by_call: dict[bool, _Context] = {}

@@ -51,22 +51,17 @@ def create_renderer(
 
     `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour),
     ``"default"`` (the same, not recognised), or a family's name, which raises RendererError if
-    the template behaves differently. `chat_template` overrides the template: its source, its
-    file, or the name of one that the tokenizer carries. Other arguments are template variables,
-    which the template must read: ``enable_thinking=False``.
+    the template behaves differently. `chat_template` overrides the template: its source, file
+    or name. Other arguments are variables of the template: ``enable_thinking=False``.
 
-    - `past`: how to show the turns before the last one; see `Past`. `preserve_all_thinking`,
-      `use_patched`, `preserve_thinking_between_tool_calls` and `history` are aliases for its
-      values.
-    - `calls`: ``"strict"``, or ``"lenient"`` to count well-formed calls outside their place
-      too, as vLLM does.
-    - `tool_parser`, `reasoning_parser`: how calls or reasoning are written if the template does
-      not show it: the name of a dialect (``"hermes"``), or a `Dialect`, `CallGrammar` or
-      `Frame`.
+    - `past`: how to show earlier turns; see `Past`. `preserve_all_thinking`, `use_patched`,
+      `preserve_thinking_between_tool_calls` and `history` are other names for its values.
+    - `calls`: ``"strict"``, or ``"lenient"``, which counts calls outside their place, as vLLM.
+    - `tool_parser`, `reasoning_parser`: the dialect of calls or reasoning if the template does not
+      show it: a name (``"hermes"``), `Dialect`, `CallGrammar` or `Frame`.
     - `messages`: ``"adapt"`` them to what the template reads, or leave them ``"as_given"``.
     - `lost`: if text reaches no token, ``"warn"``, ``"error"`` or ``"ignore"``.
-    - `control_tokens` in text that is not `trusted`: see `ControlPolicy`. `truncation`: see
-      `Truncation`.
+    - `control_tokens` in text that is not `trusted`: see `ControlPolicy`; also `Truncation`.
     """
     instance("renderer", renderer, str)
     loaded = load_tokenizer(tokenizer)

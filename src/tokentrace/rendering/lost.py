@@ -1,8 +1,7 @@
 """Lost text: text of a message that is not in the spans of its origin, and so reaches no token.
 
-Past reasoning that a template leaves out by design is *dropped*. Text that differs only in case
-or punctuation is *altered*, and noted. White space, delimiters that a template writes itself
-(``</think>``) and `BOOKKEEPING` fields are never lost.
+Past reasoning that a template leaves out by design is *dropped*. Other case or punctuation is
+*altered*. White space, the template's delimiters and `BOOKKEEPING` fields are never lost.
 """
 
 import bisect

@@ -1,7 +1,6 @@
 """The past of a conversation, as the settings choose it.
 
-If the template shortens a past turn, the turn is rendered again among other messages, where the
-template shows all of it. Its spans replace the old ones, and the trace proves what changed.
+A turn that the template shortens is rendered again among other messages, which show all of it.
 """
 
 import itertools
@@ -246,9 +245,8 @@ class _TurnRenderer:
 def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Messages) -> WrittenText:
     """Every assistant turn as it was written when it was the last, with all reasoning.
 
-    Its values are those of `originals`: with white space that the template strips, booleans and
-    null as JSON, arguments that were JSON text. Notes report text that the template moves,
-    which this cannot fix.
+    Values are those of `originals`: unstripped, booleans and null as JSON, arguments that were
+    JSON text. Notes report text that the template moves, which this cannot fix.
     """
     try:
         parsed = with_parsed_arguments(messages)

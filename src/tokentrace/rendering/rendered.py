@@ -273,8 +273,7 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
 
     Text belongs to its message, scaffold to its turn, and so does an assistant's text in
     another turn (a function's name above its result). Scaffold before all turns belongs to the
-    first message quoted there: before the quote if that is a system message, after it if no
-    other is quoted.
+    first message quoted there.
     """
     ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)

@@ -82,14 +82,12 @@ class Renderer:
     ) -> RenderedTokens:
         """Render a conversation: ids, origins and the loss mask.
 
-        `add_generation_prompt` ends it with the prompt for a new reply.
-        `continue_final_message` leaves the last message, the assistant's, open after its
-        content. The mask is 0 for the open turn.
+        `add_generation_prompt` ends it with the prompt for a new reply. `continue_final_message`
+        leaves the assistant's last message open, with mask 0.
 
         Raises InputError (naming message and field), TemplateError if the template refuses the
         conversation, and ControlTokenError if untrusted text spells a control token and the
-        policy is ``reject``. Text that reaches no token (the result's `lost`) causes a
-        `LostTextWarning`, or a LostTextError with ``lost="error"``.
+        policy is ``reject``. Text that reaches no token (`lost`) is a warning, or an error.
         """
         if variables:
             problem = "not an argument of render; pass settings and template variables to create_renderer"
@@ -231,10 +229,9 @@ class Renderer:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
         Returns a `BridgeRefusal`, falsy and with a reason, if that cannot be proven. Raises
-        InputError; for a prompt that is not ids, only reading the result's ids does. Pass the
-        tools of the first prompt. `messages` is the conversation before the completion, for
-        templates whose new text depends on it. `call_ids` are the ids of the completion's calls,
-        if their results may come in another order.
+        InputError. Pass the tools of the first prompt. `messages` is the conversation before the
+        completion, for templates whose new text depends on it. `call_ids` are the ids of its
+        calls, if their results may come in another order.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
@@ -288,10 +285,9 @@ class Renderer:
         """Read a completion: reasoning, content and tool calls, each with its tokens.
 
         `tools` say what bare values mean, and which names are tools. `prompt_ids` show which
-        part of the turn the prompt already wrote (``<think>``); the default is the template's
-        generation prompt. Ids just past the vocabulary (a padded embedding) read as U+FFFD;
-        larger ones raise InputError. `calls` overrides the renderer's: ``"strict"`` (calls out
-        of place are only `ParsedResponse.attempts`) or ``"lenient"``.
+        part of the turn the prompt already wrote (``<think>``), by default the generation prompt.
+        Ids just past the vocabulary read as U+FFFD; larger ones raise InputError. `calls`
+        overrides the renderer's.
         """
         ids = check_sampled(token_ids, "token_ids", self.tokenizer.vocabulary.size)
         parser = self.streaming_parser(tools=tools, prompt_ids=prompt_ids, calls=calls)

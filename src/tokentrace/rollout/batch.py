@@ -178,11 +178,10 @@ async def run_rollouts(
 ) -> Summary:
     """Run tasks, `concurrency` at a time. Those that are finished in the store only count.
 
-    A rollout's seed depends on `seed` and its position among the tasks. While the engine does
-    not answer, all rollouts wait for as long as `patience` allows; then EngineDown ends the
-    run. `continue_aborted` continues rollouts that were aborted or under way, or starts over
-    with a note that says why. Raises InputError for duplicate names, and at the end if a
-    rollout cancelled its own task.
+    A rollout's seed depends on `seed` and its position among the tasks. While the engine does not
+    answer, all wait for as long as `patience` allows; then EngineDown ends the run.
+    `continue_aborted` continues aborted and interrupted rollouts, or notes why not. Raises
+    InputError for duplicate names, and if a rollout cancelled its own task.
     """
     instance("agent", agent, Agent, InputError)
     waiting = patience or Patience()

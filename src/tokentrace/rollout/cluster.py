@@ -1,7 +1,6 @@
 """Rollouts on a Ray cluster: agents as actors on many machines, and one process with the store.
 
-Each worker makes its own agent and all tasks, and receives the numbers of those to run. If it
-dies, its rollouts run again.
+Each worker makes its agent and all tasks, and gets numbers to run. If it dies, they run again.
 """
 
 import asyncio

@@ -27,8 +27,7 @@ class EngineDown(EngineError):  # noqa: N818
 class Patience:
     """How long a run waits for its engine: `seconds`, then `EngineDown`; None waits forever.
 
-    `notice` is called with a text before each pause, and with None when the engine answers
-    again.
+    `notice` gets a text before each pause, and None when the engine answers again.
     """
 
     def __init__(

@@ -259,8 +259,7 @@ class Toolbox:
         began = time.monotonic()
         notes = self._rollout.notes
         most = self._budget.parallel_calls or len(calls)
-        # a call that cancels its own task has failed; if this task is cancelled, gather still
-        # raises
+        # a call that cancels its own task has failed; if this task is cancelled, gather raises
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
         results = [one if isinstance(one, ToolResult) else failure(describe_error(one)) for one in done]
         if len(calls) > most:

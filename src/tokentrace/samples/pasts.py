@@ -63,8 +63,7 @@ class _TurnKind(NamedTuple):
         if self.reasoning:
             turn[self.reasoning] = "thought"
         if self.inline:
-            # some templates show only one of the two: the field, or text between tags in
-            # content
+            # some templates show only the field, or only text between tags
             inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
             turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
         return {**turn, "tool_calls": [call()]} if self.calls else turn

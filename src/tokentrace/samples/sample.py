@@ -1,4 +1,4 @@
-"""Samples: rows for a trainer, from trajectories and conversations, and how to cut those that are too long."""
+"""Samples: rows for a trainer, and how to cut those that are too long."""
 
 from __future__ import annotations
 
@@ -239,8 +239,7 @@ def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
         # its close goes with it, or is cut off where it does not fit: it carries no loss
         last = fitting[-1]
         return 0, last.stop if last.stop <= length else last.end
-    # The generation prompt of a sampled token is in the message before: the cut would remove
-    # the speaker's name.
+    # A sampled token's generation prompt, with the speaker's name, is in the message before.
     opened = sample.mask | (sample.kinds == Kind.SAMPLED)
     starts = (message.start for message in messages if not opened[message.start])
     start = next((start for start in starts if start >= count - length), None)

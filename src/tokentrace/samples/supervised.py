@@ -47,7 +47,7 @@ class Turns(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSettings:
-    """What carries loss, and how past turns are shown: the settings of `build_supervised_sample`."""
+    """The settings of `build_supervised_sample`."""
 
     turns: str = Turns.ALL
     parts: Collection[Part | str] = TRAINED_PARTS
@@ -143,9 +143,8 @@ def build_supervised_samples(
 ) -> list[Sample]:
     """Like `build_supervised_sample`, but `past` may be ``"expand"``, which makes as many rows as needed.
 
-    Each assistant turn is trained exactly once, in a row that shows what the model would have
-    seen before it. A row goes on with the next turn while that turn's history is the row so
-    far.
+    Each assistant turn is trained once, in a row that shows what the model would have seen. A row
+    goes on while the next turn's history is the row so far.
     """
     return _built(renderer, settings, messages, tools, since)
 

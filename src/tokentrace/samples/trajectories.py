@@ -1,4 +1,4 @@
-"""Trajectories to samples: one row for each branch that owns sampled tokens, and the advantages of its turns."""
+"""Trajectories to samples, and the advantages of their turns."""
 
 import functools
 import math
@@ -166,8 +166,7 @@ EPSILON = 1e-6  # added to the deviation of a group
 class Baseline(StrEnum):
     """What a reward is compared with: the rewards of its group, the rollouts of one task.
 
-    Where nothing can be compared (a group of one, equal rewards), an advantage is 0, and a note
-    reports it.
+    In a group of one, or of equal rewards, an advantage is 0, and a note reports it.
     """
 
     STD = "std"

@@ -1,8 +1,7 @@
 """One kind of document for every result, which terminals print and pages show.
 
-A `Track` is a row of tokens with columns; a branch of a tree has only the tokens that its
-parent lacks. `Document.to_json` writes each distinct text of a token and each run of equal
-values once.
+A `Track` is a row of tokens with columns; a branch has only the tokens that its parent lacks.
+`Document.to_json` writes distinct texts and runs of equal values once.
 """
 
 import itertools

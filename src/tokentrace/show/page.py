@@ -106,5 +106,4 @@ def _json(document: Document) -> str:
 
 
 def _source(text: str) -> str:
-    """The hash by which a content security policy allows a script or a style sheet."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""Documents of renderings, bridges, rows, trajectories and parsed responses. Reports have a method `document`."""
+"""Documents of results. Reports have a method `document`."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,18 @@ from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.storage import Loaded
 from ..trajectory.trajectory import Trajectory
 from .alignment import Hunk, align
-from .document import HUES, KIND_HUES, Card, Cell, Contrast, Document, Edit, Table, Track, token_columns
+from .document import (
+    HUES,
+    KIND_HUES,
+    Card,
+    Cell,
+    Contrast,
+    Document,
+    Edit,
+    Table,
+    Track,
+    token_columns,
+)
 from .visible import counted, visible
 
 _LEAD = 240  # longer metadata is shown as a table
@@ -54,9 +65,8 @@ def document_of(
 ) -> Document:
     """The document of a result; with `other`, of two results side by side, aligned by token.
 
-    `tokenizer` has the texts of tokens that the result does not carry (trajectories, bridges,
-    rows from a file); without it, ids are shown. Raises InputError for a value that is not a
-    result.
+    `tokenizer` has the texts of tokens that the result does not carry; without it, ids are shown.
+    Raises InputError for a value that is not a result.
     """
     tokenizer = tokenizer.tokenizer if isinstance(tokenizer, Renderer) else tokenizer
     document = _document(value, tokenizer) if other is None else _side_by_side(value, other, tokenizer)

@@ -1,4 +1,4 @@
-"""Print a document in a terminal: `text_view` with colours, `plain_view` as plain lines for pipes and files."""
+"""Print a document in a terminal: `text_view` in colours, `plain_view` as plain lines for pipes."""
 
 import io
 import itertools
@@ -201,7 +201,6 @@ def _track_head(document: Document, track: Track) -> Iterator[RenderableType]:
 
 
 def _size(track: Track) -> list[str]:
-    """The numbers of tokens, of marked tokens and, if known, of messages."""
     marked = 0 if track.mask is None else int(track.mask.sum())
     messages = [counted(len(track.roles), "message")] if track.roles else []
     return [counted(len(track.ids)), f"{marked:,} {track.means}", *messages]

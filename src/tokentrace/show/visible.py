@@ -25,9 +25,8 @@ _UNSEEN = re.compile(
 def visible(text: str) -> str:
     """Replace everything that a terminal or a browser would act on, except newlines and tabs.
 
-    Control characters become their pictures (``␛``), other invisible or reordering characters
-    their numbers, and halves of surrogate pairs U+FFFD. Joiners and variation selectors stay
-    next to an emoji or a non-ASCII letter.
+    Control characters become pictures (``␛``), invisible or reordering ones numbers, halves of
+    surrogate pairs U+FFFD. Joiners and variation selectors stay next to emoji or non-ASCII letters.
     """
     if text.isascii() and text.isprintable():
         return text

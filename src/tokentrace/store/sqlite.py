@@ -1,8 +1,7 @@
 """Sessions in one SQLite file: the default store, for one process.
 
-One thread writes. It commits all pending writes together, each in a savepoint: sessions share
-one wait for the disk. Short reads run on the event loop, as in WAL mode they never wait for a
-writer; longer ones have a thread.
+One thread writes. It commits all pending writes together, each in a savepoint. Short reads run on
+the event loop, as in WAL mode they never wait for a writer; longer ones have a thread.
 """
 
 import asyncio
@@ -149,7 +148,7 @@ class _SQLite:
                     loop.call_soon_threadsafe(_settle, answers)
 
     def _commit(self, connection: apsw.Connection, writes: list[Callable[[Execute], Any]]) -> list[Any]:
-        """Run writes in one transaction, or in one each if that fails. Returns results or errors."""
+        """Run writes in one transaction, or in one each if that fails."""
         try:
             connection.execute("BEGIN IMMEDIATE")
             if len(writes) == 1:

@@ -1,8 +1,7 @@
 """The store of sessions, for rollouts and the gateway alike.
 
-A session's record is append-only. A turn is one `append`, and on disk when that returns. If
-another writer was faster, it raises `Conflict`: read the new turns, and try again. So any
-number of gateways can serve one session, and none can fork its record.
+A session's record is append-only. A turn is one `append`, and on disk when that returns. If another
+writer was faster, it raises `Conflict`: read the new turns, and try again.
 """
 
 from __future__ import annotations

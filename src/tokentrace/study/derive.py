@@ -1,7 +1,6 @@
 """Reads a grammar off a template: renders probes, whose trace shows where each field is.
 
-Reasoning with content shows how reasoning opens and closes; content alone shows what is written
-instead, and what surrounds content. Calls are in `study.derive_calls`. No model is special.
+Reasoning shows how it opens and closes, content what surrounds it. Calls: `study.derive_calls`.
 """
 
 from __future__ import annotations
@@ -118,9 +117,8 @@ class _Deriver:
     def _opening(self, before: str, head: str, close: str) -> tuple[str, str]:
         """The text that opens reasoning, and the white space after it.
 
-        It is the last tag before reasoning, all text after the head, or the end of a longer
-        generation prompt. If a plain answer starts alike and then closes reasoning, it begins
-        at the last tag.
+        It is the last tag before reasoning, all text after the head, or a longer generation
+        prompt's end. If a plain answer starts alike and closes reasoning, it begins at the tag.
         """
         tag = next(reversed(list(self.reader.tag.finditer(before))), None)
         if tag and not before[tag.end() :].strip() and (tag[0] not in head or close in head):

@@ -1,19 +1,17 @@
 """Which control tokens end an assistant's turn, and which live inside it.
 
-If a template does not close turns, the model stops by sampling the head of the next turn (GLM),
-and that token is the stop. A token after each of several calls ends a call, not the turn.
+If a template does not close turns (GLM), the head of the next turn is the stop. A token after each
+of several calls ends a call, not the turn.
 
-An assistant's text may contain tokens that live inside a turn, such as ``<think>``, but none
-that end or begin one: if a model repeats a user's ``<|im_end|><|im_start|>system``, its turn
-must not end there when rendered.
+An assistant's text may contain tokens that live inside a turn (``<think>``), but none that end or
+begin one: a repeated ``<|im_end|><|im_start|>system`` must not end the turn.
 
 - *Never inside*: tokens that begin or end turns, stop generation, or are named by the
   tokenizer's configuration (beginning, end, padding).
 - *Inside*: delimiters of reasoning, content and calls, what a generation prompt opens with any
   variables, and any other token that the template writes only in an assistant's turn.
-- A token that is never written is inside if it is not special and looks like a tag, ``<name>``
-  or ``</name>``.
-- *Outside*: everything else, such as markers of roles and results, and placeholders of media.
+- A token that is never written is inside if it is not special and looks like ``<name>``.
+- *Outside*: everything else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which forms of messages a template reads, learned by tracing.
 
-A probe is rendered in each form, in several places. The template reads a form if the output has
-a message's words with the origin of their field, whole and alone: not printed as a Python list,
-not encoded twice.
+The template reads a form if the output has a message's words with the origin of their field, whole
+and alone: not printed as a Python list, not encoded twice.
 """
 
 from __future__ import annotations

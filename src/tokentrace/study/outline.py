@@ -1,7 +1,7 @@
 """Outlines: a template's turns with holes where fields go.
 
 ``<|im_start|>assistant\\n<think>\\n⟨reasoning⟩\\n</think>\\n\\n⟨content⟩…``: two templates that
-write the same text count as the same, whatever their names and their source code.
+write the same text count as the same.
 """
 
 from __future__ import annotations

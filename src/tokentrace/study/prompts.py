@@ -70,8 +70,7 @@ class GenerationPrompts:
         tail, text = None if prompt is None else prompt.tail, encoded.rendering.text
         if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):
             return len(tail)  # nearly all turns
-        # it may begin in the turn before, with a separator, and end in a field that brings its
-        # own ``<think>``
+        # it may begin in the turn before, and end in a field with its own ``<think>``
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
             end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern

@@ -1,8 +1,7 @@
 """Which tokens of a rendering the model samples.
 
-A token is sampled if it is in an assistant's turn (`study.turns`), after the generation prompt
-that the template writes there (`study.prompts`), up to and including the control token that
-ends the turn (`study.endings`).
+A token is sampled if it is in an assistant's turn (`study.turns`), after its generation prompt
+(`study.prompts`), up to and including the control token that ends it (`study.endings`).
 """
 
 import bisect

@@ -124,10 +124,10 @@ Context = tuple[Mapping[str, Any], ...]
 LONG = "question " * 120
 
 
-def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
-    ways = itertools.product((False, True), ("", None))
+def _with_call(before: Context, after: Context, text: str = "") -> tuple[Context, ...]:
+    ways = itertools.product((False, True), (text,) if text else ("", None))
     calls = (calling(call(9, {}, as_text=as_text), content=content) for as_text, content in ways)
-    return tuple((*before, message, result(9), *after) for message in calls)
+    return tuple((*before, message, result(9, content=text or "result"), *after) for message in calls)
 
 
 CONTEXTS: tuple[tuple[Context, ...], ...] = (
@@ -140,10 +140,11 @@ CONTEXTS: tuple[tuple[Context, ...], ...] = (
 """Conversations before the turn, in all forms that a template may need."""
 
 
-def saying(text: str) -> tuple[Context, ...]:
-    """Contexts whose messages all have this text: with a system message and without."""
+def saying(text: str) -> tuple[tuple[Context, ...], ...]:
+    """Contexts with messages of this text."""
     system, user, answer = ({**message, "content": text} for message in (SYSTEM, USER, ANSWER))
-    return (system, user, answer, user), (user, answer, user)
+    plain = ((system, USER), (user,), (system, user, answer, user))
+    return (*((context,) for context in plain), _with_call((user,), (), text))
 
 
 def lengthened(context: Messages) -> Messages:
@@ -167,19 +168,21 @@ class CalledFunction(NamedTuple):
 
 
 def called_functions(new: Messages, call_ids: Sequence[str]) -> list[CalledFunction]:
-    """The calls, in the order of `call_ids` if the results name these, else of the results."""
+    """The calls with these ids or, if they are unknown, those that the first results answer."""
+    if not isinstance(call_ids, (list, tuple)) or not all(type(id) is str for id in call_ids):
+        raise InputError("must be a list of strings", field="call_ids")
+    calls = [CalledFunction(id) for id in call_ids]
     results = itertools.takewhile(lambda message: message["role"] in RESULT_ROLES, new)
-    pairs = ((result.get("tool_call_id"), result.get("name")) for result in results)
-    calls = [
-        CalledFunction(id if type(id) is str else None, name if type(name) is str else None, number)
-        for number, (id, name) in enumerate(pairs)
-    ]
-    by_id = {call.id: call for call in calls}
-    if len(by_id) < len(calls) or not by_id.keys() <= set(call_ids):
-        return calls
-    return [by_id.get(id, CalledFunction(id)) for id in call_ids]
+    for number, answer in enumerate(results):
+        id, name = (value if type(value) is str else None for value in map(answer.get, _OF_RESULT))
+        at = number if id is None or not call_ids else call_ids.index(id) if id in call_ids else -1
+        calls += [CalledFunction()] * (at >= len(calls) and not call_ids)
+        if 0 <= at < len(calls):
+            calls[at] = CalledFunction(calls[at].id or id, name, number)
+    return calls
 
 
+_OF_RESULT = ("tool_call_id", "name")
 _UNKNOWN = "unknown_function"
 
 
@@ -204,7 +207,7 @@ class StandIn:
             answered = [one for one in called if one.result == 0] if self.single else called
             for at, one in enumerate(answered or [CalledFunction()], 1):
                 function = {"name": one.name or _UNKNOWN, "arguments": arguments}
-                entry = {"id": one.id or f"call{at:05}", "type": "function", "function": function}
+                entry = {"id": one.id or f"none{at:05}", "type": "function", "function": function}
                 message["tool_calls"].append(entry)
         return message
 

@@ -57,9 +57,8 @@ class TemplateStudy:
     ) -> Rendering | None:
         """A probe, rendered once; None if the template refuses it. Do not modify the result.
 
-        `tools` declares the stand-in tool, also if a template that `needs_tools` refuses the
-        probe without. `changes` are other values of variables. After one TemplateLimitError,
-        every probe raises it.
+        `tools` declares the stand-in tool. `changes` are other values of variables. After one
+        TemplateLimitError, every probe raises it.
         """
         rendering = self._rendered(messages, tools, prompt, changes)
         if rendering is None and not tools and self.needs_tools():

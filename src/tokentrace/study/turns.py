@@ -120,8 +120,7 @@ class GenerationPrompt:
     tail: str
     """The text after the last turn."""
     added: str
-    """What asking adds to the text. The tail may also have a message's end (Llama's first user
-    message, with tools), or lack what was written in a turn."""
+    """What asking adds. The tail may also have a message's end, or lack what was written in a turn."""
 
     @classmethod
     def between(cls, plain: Rendering | None, prompted: Rendering | None) -> GenerationPrompt | None:

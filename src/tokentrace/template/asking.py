@@ -1,10 +1,9 @@
 """Whether a template asks for every reply in the same way, read off its syntax tree.
 
-The generation prompt, which it writes after its loop over the messages, is always the same if
-it depends neither on messages nor on tools. An output depends on the names in it and in the
-tests and loops around it; a name on everything it is ever set to, and on the tests and loops
-around each assignment. Ignoring order can only add dependencies. State that names do not show
-prevents the proof.
+The generation prompt is always the same if it depends neither on messages nor on tools. An output
+depends on the names in it and in the tests and loops around it; a name on everything it is ever set
+to, with the tests and loops there. Ignoring order can only add dependencies. State that names do
+not show prevents the proof.
 """
 
 from collections import Counter, defaultdict

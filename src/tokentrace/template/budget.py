@@ -1,9 +1,8 @@
 """Limits on one render: steps, seconds, and bytes of values.
 
-A template is somebody else's program. Three rules keep it from running or writing without end:
+Three rules keep a template from running or writing without end:
 
-- each round of a loop, call and item of a lazy filter is a step; every few steps the clock is
-  checked;
+- each round of a loop, call and item of a lazy filter is a step, and every few check the clock;
 - no value may pass a fixed size, which is checked before it is made (nested containers: before
   they are printed, compared or hashed);
 - every new value is charged in bytes. Outside a render, nothing is charged.

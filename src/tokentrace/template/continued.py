@@ -1,8 +1,7 @@
 """Leave the last message open, to be continued.
 
-A mark goes after its content, as in transformers, and the rendering is cut there. So the
-template sees content even if it is empty, and white space before the mark does not end the
-message.
+A mark goes after its content, as in transformers, and the rendering is cut there. So the template
+sees empty content, and keeps white space at its end.
 """
 
 import bisect

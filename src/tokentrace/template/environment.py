@@ -1,9 +1,8 @@
 """The tracing Jinja environment: the semantics of transformers' chat templates, with the trace kept.
 
-Compiled templates (`compiling.py`) leave to this class what they do not do themselves. The
-first half of its methods take *pairs* of a plain value and its origin, the others boxed values
-(`traced.py`). A filter, call, method or operator that does not keep the trace makes values of
-unknown origin from traced ones.
+Compiled templates leave to it what they do not do themselves. The first half of its methods take
+*pairs* (`pairs.py`), the others boxed values (`traced.py`). What does not keep the trace makes
+values of unknown origin from traced ones.
 """
 
 import functools

@@ -1,11 +1,9 @@
 """Compiles each expression of a chat template into a pair of Python expressions: the value and its origin.
 
-The origin is evaluated after the value, if that is printed or stored.
-``message.content.strip()`` becomes ``message.get("content").strip()`` and the origin of
-``message.content``.
+The origin is evaluated after the value, if needed. ``message.content.strip()`` becomes
+``message.get("content").strip()`` and the origin of ``message.content``.
 
-Each method ``code_X`` compiles one kind of node. Its code checks that the value is plain, so
-that the plain form cannot fail; else it calls the environment, which works on boxed values.
+Each ``code_X`` compiles one kind of node. Its code calls the environment for boxed values.
 """
 
 from collections.abc import Callable

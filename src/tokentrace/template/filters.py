@@ -1,8 +1,7 @@
 """Jinja's filters and tests, and format strings, over traced values.
 
-A filter is rewritten here, or hands out its input (whole, item by item or in another order).
-The result of any other is of unknown origin if its input is traced. So no filter can launder
-text.
+A filter is rewritten here, or hands out its input. The result of any other is of unknown origin if
+its input is traced: no filter can launder text.
 """
 
 import contextlib
@@ -152,8 +151,7 @@ def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
     return _TRACED_TESTS.get(name, weighing)
 
 
-# Only formats with bare fields (``%s``, ``%d``, ``{}``, ``{name}``) keep the trace: ``%c``
-# makes a character of a number, which does not say whose character it is.
+# Only bare fields (``%s``, ``{}``, ``{name}``) keep the trace: ``%c`` turns a number into text.
 _MAX_FIELDS = 10_000
 """Fields that a format string may have: Python's search for a closing parenthesis is quadratic."""
 _NUMBER_TEXT = 400

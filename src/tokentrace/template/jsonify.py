@@ -1,7 +1,6 @@
 """``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its field.
 
-A tool call's arguments are one field, and so is a tool's schema: one run, written by Python's
-encoder.
+A call's arguments, or a tool's schema, are one field: one run, written by Python's encoder.
 """
 
 import functools

@@ -15,8 +15,7 @@ KEY = "<key>"
 class Origin(FieldPath):
     """Where text came from: a path such as ``("messages", 2, "content")``, equal to that plain tuple.
 
-    It begins with its `source`: ``"messages"``, ``"tools"``, ``"kwargs"`` (variables) or
-    ``"?"`` (unknown).
+    Its `source` comes first: ``"messages"``, ``"tools"``, ``"kwargs"`` or ``"?"`` (unknown).
 
     >>> origin = Origin.of(2, "tool_calls", 0, "id")
     >>> origin.message, origin.path, origin.is_role, origin.source

@@ -6,8 +6,7 @@
 - a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin next to
   it is ignored.
 
-`box` turns a pair into one value. Compiled code does the most common operations on plain
-values, the environment all others on boxed ones.
+Compiled code does the most common operations on plain values, the environment others on boxed.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Text that knows where each of its characters came from.
 
-A method keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` joined with traced
-text is scaffold.
+Methods keep the runs exact, or mark the text UNKNOWN. A plain ``str`` joined to it is scaffold.
 """
 
 from __future__ import annotations

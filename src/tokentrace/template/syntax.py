@@ -256,8 +256,12 @@ def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str
         name = key_of(operand)
         return name in text_fields if name else True
 
-    nodes_with_text = (node for node, operands in _searches(tree) if any(map(may_be_text, operands)))
-    return sorted({text for node in nodes_with_text for text in _strings(node) if len(text) > 1})
+    searches = [node for node, operands in _searches(tree) if any(map(may_be_text, operands))]
+    names = set[str]().union(*map(names_in, searches))
+    for assign in tree.find_all(nodes.Assign):
+        if is_constant(assign.node) and not names.isdisjoint(names_in(assign.target)):
+            searches.append(assign.node)
+    return sorted({text for node in searches for text in _strings(node) if len(text) > 1})
 
 
 def _searches(tree: nodes.Template) -> Iterator[tuple[nodes.Node, list[nodes.Node]]]:
@@ -271,6 +275,7 @@ def _searches(tree: nodes.Template) -> Iterator[tuple[nodes.Node, list[nodes.Nod
 
 
 def _strings(node: nodes.Node) -> Iterator[str]:
-    for constant in node.find_all(nodes.Const):
-        if isinstance(constant.value, str) and constant.value:
-            yield constant.value
+    for constant in with_children(node):
+        if isinstance(constant, nodes.Const):
+            values = constant.value if isinstance(constant.value, (list, tuple)) else [constant.value]
+            yield from (value for value in values if isinstance(value, str) and value)

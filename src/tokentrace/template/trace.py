@@ -1,4 +1,4 @@
-"""What one run of a template leaves behind: values with their origins while it runs, spans when it is done."""
+"""What one run of a template leaves behind: values with their origins, then spans."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ Span = tuple[str, int, Origin | None]
 class Rendering:
     """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
 
-    `turns[k]` is the message in whose turn it was written (-1: none), `origins[k]` its field
-    (None: the template wrote it). `generation` are the ranges of characters in ``{% generation
-    %}`` tags; `tail` is where the text after the last turn starts: the generation prompt, if
-    any.
+    `turns[k]` is the message in whose turn it was written (-1: none), `origins[k]` its field (None:
+    the template wrote it). `generation`: ranges in ``{% generation %}`` tags; `tail`: where the
+    text after the last turn starts.
     """
 
     text: str
@@ -72,8 +71,7 @@ class Rendering:
 TURN = Origin(("@turn",))
 """In place of an origin: the value is the message whose turn begins (-1: none).
 
-Below -1 it is a round of a loop over something else (indices, say), which belongs to the
-message whose text it prints, if there is exactly one.
+Below -1: a round of another loop, which belongs to the only message whose text it prints, if any.
 """
 GENERATION = Origin(("@generation",))
 """In place of an origin: the value is the length of a ``{% generation %}`` block that begins here."""
@@ -145,8 +143,7 @@ class Trace:
     def _begin(self, message: Any, out: list[Any], item: dict[Any, Any] | None = None) -> None:
         """Begin a turn.
 
-        Inside another message's turn, only later results begin one, which some templates write
-        with the call that they answer.
+        Inside another turn, only later results begin one: they may be written with their call.
         """
         around = self.stack[-1] if item is not None and self.stack else -1
         if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):  # type: ignore[arg-type]

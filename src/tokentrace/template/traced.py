@@ -5,8 +5,7 @@ origin is
 
 - a path such as ``("messages", 2, "content")``: the value came from that field;
 - ``None``: the template itself wrote it (scaffold);
-- an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the
-  template);
+- an `InTurn`: any of these, in a message's turn, through a buffer of the template;
 - ``UNKNOWN``: derived from fields in a way that cannot be followed. Never trusted, never
   credited.
 

@@ -1,4 +1,4 @@
-"""From spans to ids: one tokenizer facade, origins per token, and the one place that creates control tokens."""
+"""From spans to ids: the one place that creates control tokens."""
 
 from ..lazy import load_on_use
 

@@ -1,10 +1,9 @@
 """Spans to ids: each token knows its span, and only trusted text becomes control tokens.
 
-The whole text is encoded in one call, as in transformers, so the merges are the same. The byte
-lengths of tokens add up to their positions. If a control token touches untrusted text, or if
-the lengths do not add up (Unicode normalization, byte-fallback prefixes), the text is split:
-control tokens are found only in trusted text, and the pieces between them are encoded by a
-tokenizer that has none.
+The whole text is encoded in one call, as in transformers, so the merges are the same. If a control
+token touches untrusted text, or the byte lengths of tokens do not add up (normalization,
+byte-fallback prefixes), the text is split: control tokens are found only in trusted text, and a
+tokenizer without any encodes the rest.
 """
 
 import bisect
@@ -130,8 +129,8 @@ def encode_spans(
 ) -> Encoded:
     """The ids of a rendering, and where each token is.
 
-    `inner` returns the control tokens inside a turn; it is called only if it matters. Raises
-    ForgedControl under `REJECT`, and UnicodeEncodeError for a lone surrogate.
+    `inner` returns the control tokens inside a turn. Raises ForgedControl under `REJECT`, and
+    UnicodeEncodeError for a lone surrogate.
     """
     text, raw = rendering.text, rendering.text.encode("utf-8")
     is_checked = policy is not ControlPolicy.HF_COMPAT

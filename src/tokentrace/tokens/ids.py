@@ -42,7 +42,7 @@ def _kind(value: Any) -> str:
 
 
 def check_last(ids: Any, name: str, count: int) -> Ids:
-    """The last `count` ids, checked, as int32. The others are not checked."""
+    """The last `count` ids, checked, as int32."""
     if not isinstance(ids, (np.ndarray, Sequence)) or getattr(ids, "ndim", 1) == 0:
         raise InputError(f"must be a list of token ids, not {_kind(ids)}", field=name)
     first = max(len(ids) - count, 0)

@@ -42,9 +42,8 @@ LONG_S = "\u017f"
 class Tokenizer:
     """Text to ids and back. Never re-encodes decoded text. Immutable and safe to share between threads.
 
-    `templates` are chat templates by name, `variables` the special tokens by their names in
-    templates (``bos_token``…), `eos_ids` the ids that end generation by the model's
-    configuration.
+    `templates` are chat templates by name, `variables` the special tokens by theirs
+    (``bos_token``…), `eos_ids` end generation.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class _Core:
         return np.asarray(self.slow.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_plain(self, text: str, first: bool, normalized: bool) -> Ids:
-        """The ids of a text in ordinary tokens. `first`: it begins the input. `normalized`: it is already."""
+        """The ids of a text in ordinary tokens."""
         if self._is_direct(first):
             pattern = self.vocabulary.control_pattern
             if pattern is None or not pattern.search(text):
@@ -217,7 +216,7 @@ class _Core:
         return self.vocabulary.exact and (first or not self.vocabulary.first_prefixed)
 
     def plain(self, first: bool, normalized: bool) -> Any:
-        """The tokenizer without control tokens, for the input's beginning or not, normalized or not."""
+        """The tokenizer without control tokens: see `Vocabulary.plain_spec`."""
         key = (first or not self.vocabulary.first_prefixed, normalized)
         if key not in self._plain:
             self._plain[key] = self._load_plain(*key)

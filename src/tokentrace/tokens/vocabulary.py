@@ -195,8 +195,7 @@ class Vocabulary:
     def plain_spec(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
         """The same tokenizer without control tokens: all text stays text.
 
-        `first`: the text begins the input; some tokenizers write a space before the first word
-        only. `normalized`: it is already.
+        `first`: it begins the input, where some tokenizers add a space. `normalized`: already so.
         """
         spec, whole = self.plain_parts(first=first, normalized=normalized), self.spec
         if self.white_space:  # rows keep their places: tokenizers counts ids and ignores those in the file

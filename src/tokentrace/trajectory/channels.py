@@ -65,8 +65,7 @@ class Packed:
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     """Check and pack the channels of a completion of `count` tokens; without tokens it has none.
 
-    Integers of one shape become the smallest array that holds them, arrays of finite numbers
-    keep their type; all else must be JSON.
+    Integers of one shape become the smallest array, finite arrays keep their type, others are JSON.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(f"channels must map names to one entry for each token, not {brief(channels)}")

@@ -1,7 +1,6 @@
 """Python functions as tools: a JSON schema from a signature, its type hints and its docstring.
 
-The schema is transformers'. Functions that transformers rejects work too: a missing description
-is left out, and a parameter without a hint is a string.
+The schema is transformers', but descriptions may be missing, and no hint means a string.
 """
 
 import functools

@@ -35,8 +35,7 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
     """`value` as dicts, lists, strings and numbers; the same object if it consists of them already.
 
     Raises InputError for a value that contains itself, or is too deep or too large to print. If
-    `strict`, also for sets, bytes, NaN, keys that are not strings, and whatever else JSON
-    cannot express.
+    `strict`, also for NaN and all else that JSON cannot express.
     """
     if is_flat(value):
         return value
