@@ -226,10 +226,10 @@ class Bridger:
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
         usual = frozenset[int]().union(*(context.controls for context in contexts if not context.is_rare))
         in_prompt = frozenset(token for token in usual if (ids == token).any())
-        alike = [context for context in contexts if context.controls & usual == in_prompt]
-        asks = [one.asks for one in contexts if one.asks == ids[len(ids) - len(one.asks) :].tolist()]
-        asked = [one for one in alike if one.asks == max(asks, key=len, default=None)]
-        return self._remembered(request, has_call, asked) if asked else proof
+        ends = [one.asks for one in contexts if one.asks == ids[len(ids) - len(one.asks) :].tolist()]
+        fitting = [one for one in contexts if one.asks == max(ends, key=len, default=None)]
+        alike = [one for one in fitting if one.controls & usual == in_prompt]
+        return self._remembered(request, has_call, alike or fitting)
 
     def _prove_in(
         self, past: Messages, request: _Request, turn: ParsedResponse, has_call: bool | None
