@@ -222,8 +222,9 @@ def _short(rows: Sequence[Row]) -> str:
     def ratio(row: Row, over: str, under: str) -> str:
         return times((row.figure(over) or 0.0) / (row.figure(under) or 1.0))
 
+    sizes = each(lambda row: f"{sorted(row.tokens)[len(row.tokens) // 2] / 1e3:.0f}k")
     return (
-        f"- **A full render with mask** of {each(lambda row: f'{row.tokens[-1] / 1e3:.0f}k')} tokens "
+        f"- **A full render with mask** of {sizes} tokens "
         f"({rows[0].family}): {each(lambda row: milli(row.figure(OURS) or 0.0))} ms. That is "
         f"{each(lambda row: ratio(row, 'transformers', OURS))} as fast as transformers, most of it due to the encoder; "
         f"{each(lambda row: times(row.ahead()))} as fast as the fastest rival, which has "
