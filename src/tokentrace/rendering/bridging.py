@@ -227,7 +227,7 @@ class Bridger:
         usual = frozenset[int]().union(*(context.controls for context in contexts if not context.is_rare))
         in_prompt = frozenset(token for token in usual if (ids == token).any())
         ends = [one.asks for one in contexts if one.asks == ids[len(ids) - len(one.asks) :].tolist()]
-        fitting = [one for one in contexts if one.asks == max(ends, key=len, default=None)]
+        fitting = [one for one in contexts if not ends or one.asks == max(ends, key=len)]
         alike = [one for one in fitting if one.controls & usual == in_prompt]
         return self._remembered(request, has_call, alike or fitting)
 
