@@ -248,9 +248,7 @@ class Gateway:
                 if turns:
                     self.metrics.replayed.inc()
                     return await self._answered(session, turns, request)
-            since = time.time() - _ELSEWHERE_SECONDS  # older ones are lost: their gateway was killed
-            requests = [each for each in requests if each["ended"] is None and each["began"] > since]
-            if not any(each.get("name") == name for each in requests):
+            if not any(each["ended"] is None and each.get("name") == name for each in requests):
                 break
             # another gateway with the same store is answering it
             await asyncio.sleep(_POLL_SECONDS)
