@@ -201,6 +201,9 @@ def test_the_exit_code_is_for_ci(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "dump.jsonl, line 11  could not be read  not valid JSON" in result.stdout
     assert run(tmp_path / "gone.jsonl").exit_code == 2
+    call = '{"prompt_ids": [1], "completion_ids": [2]}'
+    fine.write_text(f'{{"steps": [{call}, "junk"]}}\n', encoding="utf-8")
+    assert "'junk', not a call" in " ".join(run(fine, "-t", POCKET).stdout.split())
 
 
 def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_an_error_is_one_line_that_names_message_and_field_and_debug_shows_the_t
         ("chat.json", b"", [], "chat.json, line 1, column 1: not valid JSON"),
         ("chat.json", b"[{", [], "chat.json, line 1, column 3: not valid JSON"),
         ("chat.json", b"[" * 100_000, [], "nested too deeply"),
+        ("chat.json", b"[" + b"1" * 5_000 + b"]", [], "a number is too long"),
         ("chat.json", b'["\xe9"]', [], "not UTF-8: invalid byte 2"),
         ("chat.json", b'{"a": 1}\n{"a": 2}\n', [], "--index"),
         ("chat.json", b"[\n]", ["--index", 0], "--index chooses from JSON Lines"),

@@ -221,6 +221,14 @@ def test_results_name_the_call_as_the_model_did() -> None:
     assert call_id(0) not in text
 
 
+def test_a_call_that_anthropics_clients_cannot_read_is_text() -> None:
+    stream, call = ItemStream(call_ids_of("a", 0), AnswerOptions(object_arguments=True)), '{"path": "\\ud800"}'
+    parser = RENDERER.streaming_parser(tools=TOOLS)
+    text = f'<tool_call>\n{{"name": "compute", "arguments": {call}}}\n</tool_call>'
+    stream.feed(parser.feed([*ids_of(RENDERER, (text,)), STOP]))
+    assert [(item.kind, call in item.text) for item in stream.items] == [("content", True)]
+
+
 def test_a_template_that_reads_mappings_is_shown_what_can_be_read() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "here", "x": oh'}}
     messages: list[Any] = [ASK, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -229,6 +237,8 @@ def test_a_template_that_reads_mappings_is_shown_what_can_be_read() -> None:
         renderer.render(messages, tools=WEATHER)
     _, notes = render_readably(renderer, messages, tools=WEATHER)
     assert [note.partition(":")[0] for note in notes] == ["message 1"]
+    call["function"] |= {"arguments": '{"path": "\\ud800"}'}  # half of a surrogate pair
+    assert len(render_readably(renderer, messages, tools=WEATHER)[1]) == 1
     with pytest.raises(InputError):
         render_readably(renderer, [{"role": "user", "content": 7}])
 

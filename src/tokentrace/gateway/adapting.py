@@ -1,6 +1,5 @@
 """Adapt messages that a template cannot render: instructions in odd places, and calls that are not JSON."""
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -14,6 +13,7 @@ from ..errors import InputError, TokentraceError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..values.place import Place
+from ..values.plain import is_unicode
 from .turns import Message
 
 _QUESTION = {"role": "user", "content": "pears"}
@@ -126,7 +126,8 @@ def _readable_call(call: Message) -> Message:
     match call:
         case {"function": {"arguments": str(text)} as function} if text.strip():
             try:
-                json.dumps(parse_arguments(text, Place()), ensure_ascii=False).encode()
-            except (InputError, UnicodeEncodeError):
-                return {**call, "function": {**function, "arguments": {}}}
+                is_readable = is_unicode(parse_arguments(text, Place()))
+            except InputError:
+                is_readable = False
+            return call if is_readable else {**call, "function": {**function, "arguments": {}}}
     return call

@@ -4,7 +4,6 @@
 soon as it is certain. A `Dialect` writes changes as a stream, items as a whole answer.
 """
 
-import contextlib
 import hashlib
 import json
 import re
@@ -20,6 +19,7 @@ from ..engines.protocol import Completion, Delta
 from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Event, ReasoningDelta
 from ..parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
 from ..tokens.tokenizer import Ids
+from ..values.plain import is_unicode
 from .requests import AnswerOptions, Request, RequestError, TokenFields
 
 StreamEvent = dict[str, Any]
@@ -161,7 +161,7 @@ class ItemStream:
             return
         # are the arguments complete? They may be empty only if the call is closed
         is_open = status is CallStatus.TRUNCATED or (not call.arguments and status is CallStatus.UNCLOSED)
-        is_object = call.arguments is not None and not is_open and _is_text(call.arguments)
+        is_object = call.arguments is not None and not is_open and is_unicode(call.arguments)
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
             self._grow(PartKind.CONTENT, lead + call.raw)
             return
@@ -170,13 +170,6 @@ class ItemStream:
         self._start(PartKind.TOOL_CALL, name=call.name, id=id, attempt=call.index, arguments=arguments)
         self._grow(PartKind.TOOL_CALL, call.arguments_text)
         self._close()
-
-
-def _is_text(value: Any) -> bool:
-    """False if a text in a value has half a surrogate pair, which clients cannot read."""
-    with contextlib.suppress(UnicodeEncodeError):
-        return bool(msgspec.json.encode(value))
-    return False
 
 
 def changes_of(items: Iterable[Item]) -> list[ItemChange]:

@@ -53,9 +53,9 @@ class _Context(NamedTuple):
     messages: Messages
     controls: frozenset[int] = frozenset()
     """Its control tokens."""
-    asks: Sequence[int] = ()
+    prompt_ids: Sequence[int] = ()
     """Its generation prompt."""
-    is_rare: bool = False
+    has_word: bool = False
     number: int = 0
 
 
@@ -159,7 +159,6 @@ class Bridger:
         return self._join(stream, continuation) if refusal is None else refusal
 
     def _proven(self, request: _Request, proof: _Proof) -> Outcome:
-        """The continuation, in the context that the proof allows."""
         request = request._replace(
             true_context=proof.true_context, real_tools=proof.real_tools, message=proof.message
         )
@@ -224,10 +223,11 @@ class Bridger:
         if past:
             return self._prove_in(past, request, turn, has_call)
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
-        usual = frozenset[int]().union(*(context.controls for context in contexts if not context.is_rare))
+        usual = frozenset[int]().union(*(context.controls for context in contexts if not context.has_word))
         in_prompt = frozenset(token for token in usual if (ids == token).any())
-        ends = [one.asks for one in contexts if one.asks == ids[len(ids) - len(one.asks) :].tolist()]
-        fitting = [one for one in contexts if not ends or one.asks == max(ends, key=len)]
+        prompts = [one.prompt_ids for one in contexts]
+        ends = [prompt for prompt in prompts if prompt == ids[len(ids) - len(prompt) :].tolist()]
+        fitting = [one for one in contexts if not ends or one.prompt_ids == max(ends, key=len)]
         alike = [one for one in fitting if one.controls & usual == in_prompt]
         return self._remembered(request, has_call, alike or fitting)
 
@@ -262,8 +262,8 @@ class Bridger:
         self, request: _Request, has_call: bool | None, contexts: Sequence[_Context]
     ) -> _Proof | BridgeRefusal:
         """Find a context and a stand-in, and check that all others agree."""
-        usual = [one.messages for one in contexts if not one.is_rare]
-        rare = [one.messages for one in contexts if one.is_rare]
+        usual = [one.messages for one in contexts if not one.has_word]
+        rare = [one.messages for one in contexts if one.has_word]
         if usual and not request.true_context:
             rare += map(seams.lengthened, usual)
         base = self._base(request, has_call, usual or rare)
@@ -335,9 +335,9 @@ class Bridger:
         """Contexts: of each kind, the first with and without a call."""
         chosen: list[_Context] = []
         tools = [STAND_IN_TOOL] if has_tools else None
-        worded = (ways for word in self.study.template.searched for ways in seams.saying(word))
+        worded = (ways for word in self.study.template.searched for ways in seams.contexts_saying(word))
         for number, ways in enumerate((*seams.CONTEXTS, *worded)):
-            is_rare = number >= len(seams.CONTEXTS)
+            has_word = number >= len(seams.CONTEXTS)
             by_call: dict[bool, _Context] = {}
             for messages in ways:
                 try:
@@ -345,8 +345,8 @@ class Bridger:
                 except TokentraceError:
                     continue
                 controls = frozenset(encoded.ids[encoded.control].tolist())
-                asks = encoded.ids[encoded.first_after([encoded.rendering.tail])[0] :].tolist()
-                context = _Context(messages, controls, asks, is_rare, len(chosen) + len(by_call))
+                prompt_ids = encoded.ids[encoded.first_after([encoded.rendering.tail])[0] :].tolist()
+                context = _Context(messages, controls, prompt_ids, has_word, len(chosen) + len(by_call))
                 by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), context)
                 if True in by_call:
                     break

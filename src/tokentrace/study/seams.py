@@ -140,7 +140,7 @@ CONTEXTS: tuple[tuple[Context, ...], ...] = (
 """Conversations before the turn, in all forms that a template may need."""
 
 
-def saying(text: str) -> tuple[tuple[Context, ...], ...]:
+def contexts_saying(text: str) -> tuple[tuple[Context, ...], ...]:
     """Contexts with messages of this text."""
     system, user, answer = ({**message, "content": text} for message in (SYSTEM, USER, ANSWER))
     plain = ((system, USER), (user,), (system, user, answer, user))

@@ -82,6 +82,14 @@ def is_plain(value: Any) -> bool:
         return False
 
 
+def is_unicode(value: Any) -> bool:
+    """False if a text in a JSON value has half of a surrogate pair."""
+    try:
+        return bool(json.dumps(value, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def check_depth(value: Any, place: Place) -> None:
     """Raise InputError for a value that contains itself, or is too deep or too large to print."""
     plain_json(value, place, strict=False)
