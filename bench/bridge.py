@@ -26,7 +26,7 @@ import tokentrace
 from bench.conversations import conversation, sources, tools
 from bench.report import Block, micro, table, times, where
 from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
-from bench.timing import Spent, cpu_time, settled
+from bench.timing import IN_A_ROW, Spent, cpu_time, settled
 from tests.assets import family_dir
 from tokentrace.tokens.tokenizer import Ids
 from tokentrace.trajectory import Trajectory, Turn
@@ -196,7 +196,7 @@ class Contest:
 
 
 def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Times]:
-    """Every call at every length, in a new random order each round, so that disturbances hit all of them alike."""
+    """Every call at every length, some in a row, in a random order, so that disturbances hit all of them alike."""
     found: dict[int, Times] = {
         rollout.length: {name: Spent() for name in contest.calls} for rollout in contest.rollouts
     }
@@ -204,21 +204,21 @@ def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Time
     wrong: set[str] = set()
     task = progress.add_task("bridges", total=rounds)
     with settled():
-        for number in range(-2, rounds):  # the first two warm up
+        for number in range(-2, rounds // IN_A_ROW):  # the first two warm up
             jobs = list(itertools.product(contest.calls, contest.rollouts))
             order.shuffle(jobs)
             for name, rollout in jobs:
                 limit = FULL_RENDERS.get(name)
-                if limit and number % max(1, rounds * rollout.length // limit):
+                if limit and number % max(1, rounds // IN_A_ROW * rollout.length // limit):
                     continue
-                new = [rollout.result(next(contest.texts))]
-                spent, ids = contest.calls[name](rollout, new)
-                if not np.array_equal(ids, contest.expected(rollout, new, is_full=name == "shapes")):
-                    wrong.add(name)
-                if number >= 0:
-                    found[rollout.length][name].values.append(spent)
+                asked = [[rollout.result(next(contest.texts))] for _ in range(1 if limit else IN_A_ROW)]
+                for new, (spent, ids) in [(new, contest.calls[name](rollout, new)) for new in asked]:
+                    if not np.array_equal(ids, contest.expected(rollout, new, is_full=name == "shapes")):
+                        wrong.add(name)
+                    if number >= 0:
+                        found[rollout.length][name].values.append(spent)
             gc.collect()
-            progress.update(task, completed=max(number + 1, 0))
+            progress.update(task, completed=max(number + 1, 0) * IN_A_ROW)
     if wrong - {"renderers", "renderers + fastokens"}:
         raise SystemExit(f"ids differ between the bridge and {', '.join(sorted(wrong))}; no figure counts")
     for of_calls, name in itertools.product(found.values(), wrong):
@@ -256,6 +256,8 @@ def _table(rows: list[Row], contest: Contest) -> str:
             how = "bridge" if name.startswith("renderers") else "full render"
             lines.append([f"{name}: {how}", *(_micro(row.times[name]) for row in rows)])
             lines.append(["– over our bridge", *(_ratio(row, name) for row in rows)])
+            if how == "bridge":
+                lines.append(["– first of a row", *(_ratio(row, name, "first") for row in rows)])
     return table(["tokens of history", *(f"{len(row.rollout.trajectory):,}" for row in rows)], lines)
 
 
@@ -281,6 +283,6 @@ def _micro(spent: Spent, of: str = "median") -> str:
     return micro(getattr(spent, of)) if spent.values else "ids differ"
 
 
-def _ratio(row: Row, name: str) -> str:
+def _ratio(row: Row, name: str, of: str = "median") -> str:
     spent = row.times.get(name)
-    return times(spent.median / row.times["bridge"].median) if spent and spent.values else "–"
+    return times(getattr(spent, of) / getattr(row.times["bridge"], of)) if spent and spent.values else "–"
