@@ -1,1 +1,1 @@
-"""Measurements: tokentrace beside its rivals, in one process, as ratios of CPU time. They write docs/benchmarks.md."""
+"""Benchmarks of tokentrace and its rivals, as CPU time in one process. They write docs/benchmarks.md."""

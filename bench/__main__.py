@@ -31,11 +31,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.write and arguments.quick:
         parser.error("--write with --quick: the docs are for measurements; leave one out")
-    warnings.simplefilter("ignore", LostTextWarning)  # gpt-oss writes one call a turn
+    warnings.simplefilter("ignore", LostTextWarning)  # gpt-oss writes only one call per turn
     console = Console()
     for part in arguments.what or PARTS:
         with Progress(console=console, transient=True) as progress:
-            blocks = measured(part, arguments, progress)
+            blocks = run_part(part, arguments, progress)
         for block in blocks:
             console.print(block.text, markup=False, highlight=False, soft_wrap=True)
             console.print()
@@ -43,8 +43,8 @@ def main() -> None:
             write(blocks)
 
 
-def measured(part: str, arguments: argparse.Namespace, progress: Progress) -> list[Block]:
-    """What a part of the benchmarks came to."""
+def run_part(part: str, arguments: argparse.Namespace, progress: Progress) -> list[Block]:
+    """Run one part of the benchmarks."""
     families, is_quick = arguments.family, arguments.quick
 
     def repeats(usual: int, quick: int) -> int:

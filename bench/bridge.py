@@ -1,8 +1,8 @@
-"""One bridge with a tool result of 1 KB after histories of 1k to 1M tokens.
+"""One bridge over a tool result of 1 KB after histories of 1k to 1M tokens.
 
 Rivals on the same histories: the bridge of `renderers`, and a client that renders the whole conversation with
-transformers, both also with our encoder. Ids are asserted equal before a figure counts. The limit is one raw encode of
-what is new.
+transformers, both also with our encoder. Figures count only if ids are equal. The limit is one raw encode of the new
+text.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from tokentrace.trajectory import Trajectory, Turn
 LENGTHS = (1_000, 8_000, 32_000, 128_000, 1_000_000)
 ROUNDS, QUICK_ROUNDS = 200, 20
 FULL_RENDERS = {"transformers": 500_000, "transformers + fastokens": 10_000_000}
-"""transformers renders a history so often that it comes to about so many tokens, and at least once."""
+"""transformers renders each history at least once, and again up to about this many tokens in total."""
 CHECKED_FULL = 32_000
-"""Up to this length of history the bridges of all shapes are compared with full renders by transformers."""
+"""Up to this length of history, bridges of all shapes are compared with full renders by transformers."""
 LINES_PER_RESULT = (20, 60, 40, 120)
 RESULT_BYTES = 1024
 
 Times = dict[str, Spent]
-"""By call; empty where its ids differ."""
+"""By name of the call; empty if its ids differ."""
 Timed = tuple[float, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """An agent's rollout that awaits the result of its last call."""
+    """An agent's rollout that waits for the result of its last call."""
 
     length: int
     trajectory: Trajectory
@@ -60,14 +60,14 @@ class Rollout:
         return self.trajectory.stream()[: self.turn.start], self.turn.tokens.ids
 
     def result(self, text: str) -> Message:
-        """An answer to its last call."""
+        """A tool result for its last call."""
         call = self.messages[-1]["tool_calls"][0]
         return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured at one length."""
+    """The measurements at one length."""
 
     rollout: Rollout
     times: Times
@@ -77,20 +77,20 @@ class Row:
 
 
 def grow(length: int, renderer: tokentrace.Renderer, lines: Iterator[str], schemas: list[Message]) -> Rollout:
-    """A rollout of `length` tokens or little more, bridged turn by turn."""
-    said = conversation(length + length // 4 + 1_000, lines, LINES_PER_RESULT)[:-1]
+    """A rollout of at least `length` tokens, bridged turn by turn."""
+    messages = conversation(length + length // 4 + 1_000, lines, LINES_PER_RESULT)[:-1]
     trajectory = Trajectory()
-    first = renderer.render(said[:2], tools=schemas, add_generation_prompt=True)
+    first = renderer.render(messages[:2], tools=schemas, add_generation_prompt=True)
     trajectory.begin(first.ids, messages=2)
-    for at in range(2, len(said), 2):
-        # with its result, since some models stop at the token that begins the next message
-        rendered = renderer.render([said[1], *said[at : at + 2]], tools=schemas)
+    for at in range(2, len(messages), 2):
+        # rendered with its result, since some models stop at the token that begins the next message
+        rendered = renderer.render([messages[1], *messages[at : at + 2]], tools=schemas)
         ids = rendered.ids[rendered.mask]
         turn = trajectory.append_completion(ids, [-0.5] * len(ids), finish_reason="tool_calls", version=1)
-        rollout = Rollout(length, trajectory, said[: at + 1], turn)
+        rollout = Rollout(length, trajectory, messages[: at + 1], turn)
         if len(trajectory) >= length:
             return rollout
-        bridge = renderer.bridge(*rollout.stream, [said[at + 1]], tools=schemas)
+        bridge = renderer.bridge(*rollout.stream, [messages[at + 1]], tools=schemas)
         if not bridge:
             raise SystemExit(f"{renderer.family}: no bridge over a tool's result: {bridge}")
         trajectory.append_bridge(bridge)
@@ -98,10 +98,10 @@ def grow(length: int, renderer: tokentrace.Renderer, lines: Iterator[str], schem
 
 
 def results(control_tokens: Sequence[str]) -> Iterator[str]:
-    """Texts of exactly 1 KB, next to none twice: of the standard library's packages, as histories are of its modules.
+    """Texts of exactly 1 KB, nearly all different, from the standard library's packages (histories use its modules).
 
-    None of them spells a control token: there the ids rightly differ, since `renderers` makes the token of it and
-    tokentrace leaves it text. None begins or ends with whitespace, which some templates strip.
+    None contains a control token: ids would differ, since `renderers` encodes it as the token and tokentrace as text.
+    None begins or ends with whitespace, which some templates strip.
     """
     folder = Path(sysconfig.get_paths()["stdlib"])
     paths = [path for path in sorted(folder.glob("*/*.py")) if path.parent.name != "site-packages"]
@@ -120,7 +120,7 @@ def results(control_tokens: Sequence[str]) -> Iterator[str]:
 
 
 class Contest:
-    """Who bridges, each made ready beforehand, and the rollouts to bridge. The calls return new ids."""
+    """All contenders, loaded beforehand, and the rollouts to bridge. The calls return new ids."""
 
     def __init__(self, family: str, lengths: Sequence[int], progress: Progress) -> None:
         task = progress.add_task(f"{family}: loading", total=len(lengths) + 1)
@@ -134,7 +134,7 @@ class Contest:
             progress.update(task, description=f"{family}: a rollout of {length:,} tokens, turn by turn", advance=1)
             self.rollouts.append(grow(length, self.ours, lines, self.schemas))
         progress.advance(task)
-        # Clients of `renderers` have lists, so making them is not counted.
+        # Clients of `renderers` have lists, so creating them is not timed.
         self._lists = {rollout.length: tuple(part.tolist() for part in rollout.stream) for rollout in self.rollouts}
         self.texts = results(list(hf.get_added_vocab()))
         self._shapes = random.Random(2)
@@ -150,19 +150,19 @@ class Contest:
                 self.calls[name] = partial(self.renderers, peer)
 
     def expected(self, rollout: Rollout, new: list[Message], *, is_full: bool = False) -> Any:
-        """What has to be added: by our bridge, which `transformers` is compared with; `is_full`: by transformers."""
+        """The ids that must be added: our bridge's, or with `is_full` those of transformers for short histories."""
         if is_full and rollout.length <= CHECKED_FULL:
             return self.calls["transformers + fastokens"](rollout, new)[1]
         return self.ours.bridge_to_next_turn(*rollout.stream, new, tools=self.schemas).new_ids
 
     def bridge(self, rollout: Rollout, new: list[Message]) -> Timed:
-        """Our bridge by itself, on views of the stream."""
+        """Our bridge alone, on views of the stream."""
         prompt, completion = rollout.stream
         spent, bridge = cpu_time(lambda: self.ours.bridge_to_next_turn(prompt, completion, new, tools=self.schemas))
         return spent, bridge.new_ids
 
     def shapes(self, rollout: Rollout, new: list[Message]) -> Timed:
-        """Our bridge for up to three results, each without what clients leave out: shapes that come up now and then."""
+        """Our bridge for up to three results without optional keys: shapes that come up now and then."""
         for _ in range(self._shapes.randint(0, 2)):
             new.append(dict(new[0]))
         for message in new:
@@ -172,32 +172,32 @@ class Contest:
         return self.bridge(rollout, new)
 
     def encode(self, rollout: Rollout, new: list[Message]) -> Timed:
-        """The limit: one raw encode of the finished text of what is new."""
+        """The limit: one raw encode of the new rendered text."""
         text = self._raw.decode(self.expected(rollout, new).tolist())
-        spent, found = cpu_time(lambda: np.frombuffer(self._raw.encode_batch_flat([text])[0], np.uint32))
-        return spent, found
+        spent, ids = cpu_time(lambda: np.frombuffer(self._raw.encode_batch_flat([text])[0], np.uint32))
+        return spent, ids
 
     def renderers(self, peer: Any, rollout: Rollout, new: list[Message]) -> Timed:
         """The peer's bridge: lists of ids in and out."""
         prompt, completion = self._lists[rollout.length]
-        spent, found = cpu_time(lambda: peer.bridge_to_next_turn(prompt, completion, new, tools=self.schemas))
-        ids = [] if found is None else found.token_ids
+        spent, bridge = cpu_time(lambda: peer.bridge_to_next_turn(prompt, completion, new, tools=self.schemas))
+        ids = [] if bridge is None else bridge.token_ids
         same = ids[: len(prompt)] == prompt and ids[len(prompt) :][: len(completion)] == completion
         return spent, ids[len(prompt) + len(completion) :] if same else []
 
     def transformers(self, hf: Any, rollout: Rollout, new: list[Message]) -> Timed:
-        """Render the whole conversation. The agent's rollout has one user message, so it is append-only."""
+        """Render the whole conversation. It has one user message, so its renders only append."""
         messages = [*rollout.messages, *new]
-        asked = {"tools": self.schemas, "add_generation_prompt": True, "return_dict": False}
-        spent, ids = cpu_time(lambda: hf.apply_chat_template(messages, **asked))
+        settings = {"tools": self.schemas, "add_generation_prompt": True, "return_dict": False}
+        spent, ids = cpu_time(lambda: hf.apply_chat_template(messages, **settings))
         stream = rollout.trajectory.stream()
         same = np.array_equal(np.asarray(ids[: len(stream)], np.int32), stream)
         return spent, ids[len(stream) :] if same else []
 
 
 def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Times]:
-    """Every call at every length, some in a row, in a random order, so that disturbances hit all of them alike."""
-    found: dict[int, Times] = {
+    """Every call at every length, `IN_A_ROW` at a time in random order, so that disturbances hit all alike."""
+    times_by_length: dict[int, Times] = {
         rollout.length: {name: Spent() for name in contest.calls} for rollout in contest.rollouts
     }
     order = random.Random(0)
@@ -211,36 +211,36 @@ def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Time
                 limit = FULL_RENDERS.get(name)
                 if limit and number % max(1, rounds // IN_A_ROW * rollout.length // limit):
                     continue
-                asked = [[rollout.result(next(contest.texts))] for _ in range(1 if limit else IN_A_ROW)]
-                for new, (spent, ids) in [(new, contest.calls[name](rollout, new)) for new in asked]:
+                additions = [[rollout.result(next(contest.texts))] for _ in range(1 if limit else IN_A_ROW)]
+                for new, (spent, ids) in [(new, contest.calls[name](rollout, new)) for new in additions]:
                     if not np.array_equal(ids, contest.expected(rollout, new, is_full=name == "shapes")):
                         wrong.add(name)
                     if number >= 0:
-                        found[rollout.length][name].values.append(spent)
+                        times_by_length[rollout.length][name].values.append(spent)
             gc.collect()
             progress.update(task, completed=max(number + 1, 0) * IN_A_ROW)
     if wrong - {"renderers", "renderers + fastokens"}:
         raise SystemExit(f"ids differ between the bridge and {', '.join(sorted(wrong))}; no figure counts")
-    for of_calls, name in itertools.product(found.values(), wrong):
-        of_calls[name].values.clear()
-    return found
+    for by_name, name in itertools.product(times_by_length.values(), wrong):
+        by_name[name].values.clear()
+    return times_by_length
 
 
 # -- report
 
 
 def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: Progress) -> list[Block]:
-    """Measure, and say what came out."""
+    """Measure, and return the blocks of the report."""
     load = os.getloadavg()[0]
-    said, short = [], ""
+    texts, short = [], ""
     for family in families:
         contest = Contest(family, lengths, progress)
-        found = measure(contest, rounds, progress)
-        rows = [Row(rollout, found[rollout.length]) for rollout in contest.rollouts]
-        said += [f"**{family}**, microseconds of CPU time, medians of {rounds} unless noted:", _table(rows, contest)]
-        said.append("\n".join(f"- {line}" for line in _verdicts(rows)))
+        times_by_length = measure(contest, rounds, progress)
+        rows = [Row(rollout, times_by_length[rollout.length]) for rollout in contest.rollouts]
+        texts += [f"**{family}**, microseconds of CPU time, medians of {rounds} unless noted:", _table(rows, contest)]
+        texts.append("\n".join(f"- {line}" for line in _verdicts(rows)))
         short = short or _short(family, rows)
-    return [Block("bridge", "\n\n".join([*said, where(load)])), Block("bridge-short", short)]
+    return [Block("bridge", "\n\n".join([*texts, where(load)])), Block("bridge-short", short)]
 
 
 def _table(rows: list[Row], contest: Contest) -> str:

@@ -1,4 +1,4 @@
-"""Agentic conversations out of the standard library's own sources: a coding agent that reads files."""
+"""Conversations of a coding agent that reads files, made of the standard library's sources."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 CHARACTERS_PER_TOKEN = 3.9
 LINES_PER_RESULT = (60, 240, 120, 400)
-"""How much of a file the agent reads at a time, in turn. `--lines` of the bench takes another mixture."""
+"""Lines of a file that the agent reads at a time, in turn. `--lines` sets others."""
 
 
 def tools() -> list[dict[str, Any]]:
-    """Five tools of the usual size."""
-    names = {
+    """Five tools of typical size."""
+    descriptions = {
         "read_file": "Read lines of a file and return them with nothing added.",
         "search": "Search the repository for a regular expression and return the matching lines.",
         "edit_file": "Replace a range of lines in a file with new text.",
@@ -26,13 +26,13 @@ def tools() -> list[dict[str, Any]]:
     properties = {name: {"type": "string", "description": f"The {name.replace('_', ' ')} to use."} for name in fields}
     parameters = {"type": "object", "properties": properties, "required": ["path"]}
     return [
-        {"type": "function", "function": {"name": name, "description": said, "parameters": parameters}}
-        for name, said in names.items()
+        {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+        for name, description in descriptions.items()
     ]
 
 
 def many_tools(count: int) -> list[dict[str, Any]]:
-    """So many tools, of which no two are alike."""
+    """`count` different tools."""
     parameters = {
         "type": "object",
         "properties": {
@@ -62,36 +62,36 @@ def sources() -> list[str]:
 
 
 def conversation(tokens: int, lines: Iterator[str], sizes: Sequence[int] = LINES_PER_RESULT) -> list[dict[str, Any]]:
-    """About `tokens` tokens of an agent at work. `lines` is used up, so no two conversations share text."""
+    """A conversation of about `tokens` tokens. It consumes `lines`, so no two conversations share text."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a careful coding agent. Read before you write. " * 12},
         {"role": "user", "content": "One of these modules leaks a file handle. Find it and mend it."},
     ]
-    left = tokens * CHARACTERS_PER_TOKEN
+    remaining = tokens * CHARACTERS_PER_TOKEN
     turn = 0
-    while left > 0:
+    while remaining > 0:
         count = sizes[turn % len(sizes)]
-        result = "".join(next(lines) for _ in range(count))[: max(400, int(left))]
+        result = "".join(next(lines) for _ in range(count))[: max(400, int(remaining))]
         arguments = {"path": f"lib/module_{turn}.py", "first_line": str(turn * 80), "last_line": str(turn * 80 + count)}
         call = {"id": f"call{turn:05d}", "type": "function", "function": {"name": "read_file", "arguments": arguments}}
         thought = f"Nothing leaks so far. Module {turn} opens files too, so its cleanup is worth a look. " * 3
         messages.append({"role": "assistant", "reasoning_content": thought, "content": "", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": call["id"], "name": "read_file", "content": result})
-        left -= len(result) + len(thought) + 200
+        remaining -= len(result) + len(thought) + 200
         turn += 1
     messages.append({"role": "assistant", "reasoning_content": "That is the one.", "content": "Mended: use with."})
     return messages
 
 
 def prompt(tokens: int, lines: Iterator[str], sizes: Sequence[int] = LINES_PER_RESULT) -> list[dict[str, Any]]:
-    """The same up to the last result: what an agent's next turn is sampled from."""
+    """A conversation up to the last tool result: the prompt of the agent's next turn."""
     return conversation(tokens, lines, sizes)[:-1]
 
 
 def varied(tokens: int, lines: Iterator[str], shapes: random.Random) -> list[dict[str, Any]]:
-    """The same with turns of random shapes, drawn again for every conversation, so that caches rarely help."""
+    """A prompt whose turns have random shapes, drawn anew for every conversation, so that caches rarely help."""
     messages = conversation(tokens, lines)[:-1]
-    found: list[dict[str, Any]] = messages[:2]
+    chat: list[dict[str, Any]] = messages[:2]
     for at in range(2, len(messages), 2):
         turn, result = messages[at], messages[at + 1]
         call = turn["tool_calls"][0]
@@ -103,7 +103,7 @@ def varied(tokens: int, lines: Iterator[str], shapes: random.Random) -> list[dic
         if shapes.random() < 0.5:  # not both: gpt-oss writes no content beside reasoning and a call
             turn["content"] = f"Step {at}: {next(lines).strip() or 'go on'}"
             del turn["reasoning_content"]
-        found += [turn, result]
+        chat += [turn, result]
         if shapes.random() < 0.3:
             more = {
                 "id": f"more{at:05d}",
@@ -111,5 +111,5 @@ def varied(tokens: int, lines: Iterator[str], shapes: random.Random) -> list[dic
                 "function": {"name": "search", "arguments": {"text": "x"}},
             }
             turn["tool_calls"].append(more)
-            found.append({"role": "tool", "tool_call_id": more["id"], "name": "search", "content": next(lines).strip()})
-    return found
+            chat.append({"role": "tool", "tool_call_id": more["id"], "name": "search", "content": next(lines).strip()})
+    return chat

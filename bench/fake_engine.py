@@ -2,11 +2,11 @@
 
     python -m bench.fake_engine --answers '[[40, 41, 2]]' --piece 1 --port 8000
 
-The first line of its output is its address. Completions are the given answers in turn, made ready beforehand; a prompt
-is counted, never parsed, so that 50,000 ids cost next to nothing. One process, plain asyncio, no framework.
+The first line of its output is its address. It returns the answers in turn, encoded once, and counts a prompt's ids
+without parsing them, so that 50,000 ids cost very little. One process, plain asyncio, no framework.
 
-Answers have the fields that vLLM 0.32 was recorded with (`tests/engines/recordings`). A prompt of one id with one token
-to be sampled is taken for a probe of the kind of logprobs, and answered as by a model of eight ids.
+Responses have the fields of recorded vLLM 0.32 responses (`tests/engines/recordings`). A prompt of one id with
+`max_tokens` 1 is a probe for the kind of logprobs, and gets the response of a model of eight ids.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import Any
 
 GENERATE = "/inference/v1/generate"
 LOGPROB = -0.25
-"""Of each id of an answer."""
+"""The logprob of each sampled id."""
 _MODEL_SIZE = 8
 _JSON = b"content-type: application/json"
 _EVENTS = b"content-type: text/event-stream"
 
 
-def _packed(value: Any) -> bytes:
+def _json_bytes(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
-_CALLED = {"name": "read_file", "arguments": '{"path": "lib/module.py"}'}
-_CHATTED = _packed(
+_FUNCTION_CALL = {"name": "read_file", "arguments": '{"path": "lib/module.py"}'}
+_CHAT_RESPONSE = _json_bytes(
     {
         "id": "chatcmpl-fake",
         "object": "chat.completion",
@@ -49,47 +49,47 @@ _CHATTED = _packed(
                 "message": {
                     "role": "assistant",
                     "content": "Nothing leaks so far.",
-                    "tool_calls": [{"id": "call00001", "type": "function", "function": _CALLED}],
+                    "tool_calls": [{"id": "call00001", "type": "function", "function": _FUNCTION_CALL}],
                 },
             }
         ],
         "usage": {"prompt_tokens": 1, "completion_tokens": 60, "total_tokens": 61},
     }
 )
-"""What every chat is answered with."""
+"""The response to every chat."""
 
 
 @lru_cache(maxsize=4096)
 def _choice(ids: tuple[int, ...], alternatives: int, reason: str | None, stop: int | None, total: int) -> bytes:
-    """A choice of an answer: these ids, of which the last ends it for a reason."""
-    told = max(alternatives, 1)
+    """A choice with these ids; `reason` is its finish reason, None if more ids follow."""
+    ranks = max(alternatives, 1)
     content = []
-    for one in ids:
-        rows = [{"token_id": one, "logprob": LOGPROB, "rank": 1}]
-        rows += [{"token_id": one + at, "logprob": LOGPROB - 2 - at, "rank": at + 1} for at in range(1, told)]
+    for token_id in ids:
+        rows = [{"token_id": token_id, "logprob": LOGPROB, "rank": 1}]
+        rows += [{"token_id": token_id + at, "logprob": LOGPROB - 2 - at, "rank": at + 1} for at in range(1, ranks)]
         content.append(rows[0] | {"top_logprobs": rows})
     versions = [{"version": "default", "start": 0, "end": total}] if reason and total else None
     choice = {"index": 0, "finish_reason": reason, "stop_reason": stop, "token_ids": list(ids)}
     choice |= {"routed_experts": None, "sampling_mask": None, "weight_versions": versions}
-    return _packed(choice | {"logprobs": {"content": content}})
+    return _json_bytes(choice | {"logprobs": {"content": content}})
 
 
-def _probed(temperature: float, top_k: int) -> bytes:
-    """One token of a model whose ids are each less likely than the one before, by 1; logprobs after sampling."""
-    kept = _MODEL_SIZE if top_k <= 0 else min(top_k, _MODEL_SIZE)
-    best = -math.log(sum(math.exp(-at / (temperature or 1.0)) for at in range(kept)))
+def _probe_choice(temperature: float, top_k: int) -> bytes:
+    """One token of a model whose logits fall by 1 from id to id; its logprob includes temperature and top_k."""
+    candidates = _MODEL_SIZE if top_k <= 0 else min(top_k, _MODEL_SIZE)
+    best = -math.log(sum(math.exp(-at / (temperature or 1.0)) for at in range(candidates)))
     row = {"token_id": 0, "logprob": best, "rank": 1}
     choice = {"index": 0, "finish_reason": "length", "stop_reason": None, "token_ids": [0]}
     choice |= {"weight_versions": [{"version": "default", "start": 0, "end": 1}]}
-    return _packed(choice | {"logprobs": {"content": [row | {"top_logprobs": [row]}]}})
+    return _json_bytes(choice | {"logprobs": {"content": [row | {"top_logprobs": [row]}]}})
 
 
 class FakeEngine:
-    """What is answered, and what was asked.
+    """The engine's answers, and a log of its requests.
 
-    `answers` are given in turn, whoever asks. `piece` is how many ids an event of a stream has, 0 for all at once.
-    `delay` and `first_delay` are seconds before each event, and before the first. With `record`, `prompts` keeps the
-    JSON text of every prompt.
+    All requests get the next of `answers`, in turn. `piece` is the number of ids per event of a stream, 0 for all ids.
+    `delay` and `first_delay` are seconds before each event and before the first. With `record`, `prompts` has the JSON
+    text of every prompt.
     """
 
     def __init__(
@@ -108,52 +108,52 @@ class FakeEngine:
         self.piece, self.delay, self.first_delay, self.record = piece, delay, first_delay, record
         self.requests = 0
         self.tokens = 0
-        """How many ids of completions were sent."""
+        """The number of sampled ids sent."""
         self.connections = 0
-        """How many were opened."""
-        self.left = 0
-        """How many requests lost their reader before they ended."""
+        """The number of connections opened."""
+        self.disconnected = 0
+        """The number of requests whose client disconnected early."""
         self.prompts: list[bytes] = []
-        self.asked: list[list[float]] = []
-        """Of each request: how many ids its prompt has, the checksum of its JSON text, and when (`time.perf_counter`)
-        the first piece of its answer was sent."""
+        self.request_log: list[list[float]] = []
+        """For each request: the number of prompt ids, the checksum of their JSON text, and the time
+        (`time.perf_counter`) at which the first event was sent."""
         self._answers: Iterator[tuple[int, ...]] = itertools.cycle([tuple(answer) for answer in answers])
         self._pages = {
-            "/v1/models": _packed({"object": "list", "data": [{"id": model, "max_model_len": max_length}]}),
-            "/version": _packed({"version": "0.32.0"}),
+            "/v1/models": _json_bytes({"object": "list", "data": [{"id": model, "max_model_len": max_length}]}),
+            "/version": _json_bytes({"version": "0.32.0"}),
             "/health": b"{}",
         }
 
     def page(self, path: str) -> bytes | None:
-        """What is answered to a GET; None where there is no such path."""
-        return _packed(self.asked) if path == "/asked" else self._pages.get(path)
+        """The body for a GET of a path, None if there is no such path."""
+        return _json_bytes(self.request_log) if path == "/asked" else self._pages.get(path)
 
-    def events(self, body: bytes) -> tuple[bool, list[bytes], bytes]:
-        """Whether a stream is asked for; the choices of the answer, ready; and the rest of it, without its braces."""
+    def respond(self, body: bytes) -> tuple[bool, list[bytes], bytes]:
+        """Whether to stream, the encoded choices, and the fields that follow them, without braces."""
         begin, end = body.index(b"[") + 1, body.index(b"]")
         prompt, count = body[begin - 1 : end + 1], body.count(b",", begin, end) + 1
-        asked = json.loads(b"{" + body[end + 1 :].lstrip(b", ") if body[end + 1 : end + 2] != b"}" else b"{}")
-        params = asked.get("sampling_params", {})
+        request = json.loads(b"{" + body[end + 1 :].lstrip(b", ") if body[end + 1 : end + 2] != b"}" else b"{}")
+        params = request.get("sampling_params", {})
         self.requests += 1
-        self.asked.append([count, zlib.crc32(prompt), 0.0])
+        self.request_log.append([count, zlib.crc32(prompt), 0.0])
         if self.record:
             self.prompts.append(prompt)
-        most, alternatives = params.get("max_tokens", 16), params.get("logprobs") or 0
-        if count == 1 and most == 1:
-            ids, choices = (0,), [_probed(params.get("temperature", 1.0), params.get("top_k", 0))]
+        max_tokens, alternatives = params.get("max_tokens", 16), params.get("logprobs") or 0
+        if count == 1 and max_tokens == 1:
+            ids, choices = (0,), [_probe_choice(params.get("temperature", 1.0), params.get("top_k", 0))]
         else:
             answer = next(self._answers)
-            ids = answer[:most]
-            reason = "stop" if len(answer) <= most else "length"
-            choices = self._choices(ids, alternatives, reason, asked.get("stream") is True)
+            ids = answer[:max_tokens]
+            reason = "stop" if len(answer) <= max_tokens else "length"
+            choices = self._choices(ids, alternatives, reason, request.get("stream") is True)
         self.tokens += len(ids)
         usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
             count,
             count + len(ids),
             len(ids),
         )
-        echo = b',"prompt_token_ids":%s' % prompt if asked.get("return_token_ids") else b""
-        return asked.get("stream") is True, choices, usage + echo
+        echo = b',"prompt_token_ids":%s' % prompt if request.get("return_token_ids") else b""
+        return request.get("stream") is True, choices, usage + echo
 
     def _choices(self, ids: tuple[int, ...], alternatives: int, reason: str, streamed: bool) -> list[bytes]:
         size = (self.piece if streamed else 0) or len(ids)
@@ -163,14 +163,14 @@ class FakeEngine:
         return [*(_choice(piece, alternatives, None, None, 0) for piece in pieces[:-1]), last]
 
 
-class _Served(asyncio.Protocol):
-    """One connection: a request, its answer, the next request."""
+class _Connection(asyncio.Protocol):
+    """One connection, with one request at a time."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
         self._buffer = bytearray()
         self._needed = 0
-        """How many bytes the request has; 0 where its head has not arrived."""
+        """The size of the request in bytes, 0 until its head has arrived."""
         self._head = ""
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
@@ -182,7 +182,7 @@ class _Served(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._task is not None:
-            self._engine.left += 1
+            self._engine.disconnected += 1
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
@@ -208,27 +208,27 @@ class _Served(asyncio.Protocol):
     def _request(self, method: str, path: str, body: bytes) -> None:
         if method == "POST" and path == GENERATE:
             try:
-                streamed, choices, rest = self._engine.events(body)
+                streamed, choices, tail = self._engine.respond(body)
             except (ValueError, AttributeError, TypeError):
                 self._answer("400 Bad Request", b'{"error":{"message":"not a request","code":400}}')
                 return
-            asked = self._engine.asked[-1]
+            log_entry = self._engine.request_log[-1]
             if streamed or self._engine.first_delay:
-                answer = self._stream(choices, rest, asked) if streamed else self._late(choices, rest)
+                answer = self._stream(choices, tail, log_entry) if streamed else self._late(choices, tail)
                 self._task = asyncio.create_task(answer)
                 return
-            self._answer("200 OK", self._whole(choices, rest))
+            self._answer("200 OK", self._whole(choices, tail))
             return
-        if method == "POST" and path == "/v1/chat/completions":  # for proxies that know no tokens; never streamed
-            self._answer("200 OK", _CHATTED)
+        if method == "POST" and path == "/v1/chat/completions":  # for proxies without token ids; never streamed
+            self._answer("200 OK", _CHAT_RESPONSE)
             return
         page = self._engine.page(path) if method == "GET" else b"{}" if path.endswith("abort_requests") else None
         self._answer("200 OK" if page is not None else "404 Not Found", page or b'{"detail":"Not Found"}')
 
-    def _whole(self, choices: list[bytes], rest: bytes) -> bytes:
+    def _whole(self, choices: list[bytes], tail: bytes) -> bytes:
         return b'{"request_id":"generate-tokens-fake","output_mode":"tokens","choices":[%s],%s}' % (
             b",".join(choices),
-            rest,
+            tail,
         )
 
     def _answer(self, status: str, body: bytes) -> None:
@@ -236,13 +236,13 @@ class _Served(asyncio.Protocol):
             b"HTTP/1.1 %s\r\n%s\r\ncontent-length: %d\r\n\r\n" % (status.encode(), _JSON, len(body)) + body
         )
 
-    async def _late(self, choices: list[bytes], rest: bytes) -> None:
+    async def _late(self, choices: list[bytes], tail: bytes) -> None:
         await asyncio.sleep(self._engine.first_delay)
         self._task = None
-        self._answer("200 OK", self._whole(choices, rest))
+        self._answer("200 OK", self._whole(choices, tail))
 
-    async def _stream(self, choices: list[bytes], rest: bytes, asked: list[float]) -> None:
-        engine, usage = self._engine, rest.partition(b',"prompt_token_ids"')
+    async def _stream(self, choices: list[bytes], tail: bytes, log_entry: list[float]) -> None:
+        engine, usage = self._engine, tail.partition(b',"prompt_token_ids"')
         echo = usage[1] + usage[2]
         head = b"HTTP/1.1 200 OK\r\n%s\r\ntransfer-encoding: chunked\r\n\r\n" % _EVENTS
         self._transport.write(head)
@@ -250,7 +250,7 @@ class _Served(asyncio.Protocol):
             pause = engine.delay if at else engine.first_delay or engine.delay
             if pause:
                 await asyncio.sleep(pause)
-            asked[2] = asked[2] or time.perf_counter()
+            log_entry[2] = log_entry[2] or time.perf_counter()
             self._event(
                 b'{"request_id":"generate-tokens-fake","usage":null%s,"choices":[%s]}' % (b"" if at else echo, choice)
             )
@@ -265,8 +265,8 @@ class _Served(asyncio.Protocol):
 
 @asynccontextmanager
 async def serving(engine: FakeEngine, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """The engine's address, as long as it is served."""
-    server = await asyncio.get_running_loop().create_server(lambda: _Served(engine), host, port)
+    """Serve the engine until the context ends; yields its URL."""
+    server = await asyncio.get_running_loop().create_server(lambda: _Connection(engine), host, port)
     try:
         yield f"http://{host}:{server.sockets[0].getsockname()[1]}"
     finally:
@@ -288,16 +288,16 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=1 << 20)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     engine = FakeEngine(
-        given.answers,
-        piece=given.piece,
-        delay=given.delay,
-        first_delay=given.first_delay,
-        max_length=given.max_length,
+        options.answers,
+        piece=options.piece,
+        delay=options.delay,
+        first_delay=options.first_delay,
+        max_length=options.max_length,
     )
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(engine, given.host, given.port))
+        asyncio.run(_serve(engine, options.host, options.port))
 
 
 if __name__ == "__main__":

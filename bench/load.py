@@ -1,6 +1,6 @@
 """Loading a tokenizer: CPU time and memory from the start of a process to the first render.
 
-Each load runs in its own process. For transformers and fastokens this is the tokenizer alone, and one encode.
+Each load runs in its own process. For transformers and fastokens it loads only the tokenizer and encodes once.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ for one in held:
 }
 
 
-def loaded(family: str, way: str, cache: str) -> tuple[float, float]:
-    """Seconds of CPU time and MiB that one way of loading takes."""
-    # modules are compiled beforehand, as they are where pip has installed them
+def measure(family: str, way: str, cache: str) -> tuple[float, float]:
+    """Seconds of CPU time and MiB of one way of loading."""
+    # modules are compiled beforehand, as pip does when it installs
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPYCACHEPREFIX": cache}
     code = _START + WAYS[way] + _END
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, family], env=environment, cwd=ROOT, check=True, capture_output=True, text=True
     )
-    spent, memory = json.loads(done.stdout.splitlines()[-1])
+    spent, memory = json.loads(process.stdout.splitlines()[-1])
     return spent, memory
 
 
 def run(families: Sequence[str], rounds: int, progress: Progress) -> list[Block]:
-    """Measure, and say what came out."""
+    """Measure, and return the blocks of the report."""
     load = os.getloadavg()[0]
     spent: dict[tuple[str, str], Spent] = {}
     memory: dict[tuple[str, str], float] = {}
     with tempfile.TemporaryDirectory() as cache:
         for family in families:
-            loaded(family, "tokentrace", cache)  # compiles all modules
+            measure(family, "tokentrace", cache)  # compiles all modules
             for _ in progress.track(range(rounds), description=f"{family}: loading"):
                 for way in WAYS:
-                    seconds, memory[family, way] = loaded(family, way, cache)
+                    seconds, memory[family, way] = measure(family, way, cache)
                     spent.setdefault((family, way), Spent()).values.append(seconds)
-    heads = ["", *(f"{family}: {what}" for family in families for what in ("s", "MiB"))]
+    heads = ["", *(f"{family}: {unit}" for family in families for unit in ("s", "MiB"))]
     rows = [
         [way, *(cell for one in families for cell in (f"{spent[one, way].median:.2f}", f"{memory[one, way]:.0f}"))]
         for way in WAYS

@@ -1,7 +1,7 @@
-"""Parsing completions beside `renderers`, which decodes and searches the text, and beside one raw decode.
+"""Parsing completions, compared with `renderers`, which decodes and searches the text, and with one raw decode.
 
-A figure of tokentrace holds reasoning, content and calls with their tokens and statuses; of `renderers` and
-tml-renderers the same without the tokens. What they find is asserted equal, up to white space around the first two.
+tokentrace returns reasoning, content and calls with their tokens and statuses; `renderers` and tml-renderers the same
+without tokens. Their results are compared with ours, up to white space around the first two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from bench.conversations import sources
 from bench.report import Block, micro, milli, table, times, where
-from bench.rivals import native_renderer, native_story, our_renderer, peer_renderer, transformers_tokenizer
+from bench.rivals import native_parsed_fields, native_renderer, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import IN_A_ROW, Call, Spent, settled, take_turns
 from tests.assets import family_dir
 from tokentrace.errors import TemplateError
@@ -26,7 +26,7 @@ from tokentrace.errors import TemplateError
 LENGTHS = (500, 4_000, 32_000)
 ROUNDS, QUICK_ROUNDS = 25, 2
 CHUNK = 16
-"""Tokens that an engine sends at a time, where it does not send each by itself."""
+"""Tokens that an engine sends at a time if it does not stream single tokens."""
 RIVALS = ("renderers", "renderers + fastokens", "tml-renderers")
 STREAMED = ("one by one", "with events", f"{CHUNK} at a time")
 
@@ -70,49 +70,49 @@ def completion(renderer: Any, length: int, lines: Sequence[str], round_: int) ->
     return rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
 
 
-def story(parsed: Any) -> tuple[Any, ...]:
-    """What a parse found, in the same terms for both."""
+def parsed_fields(parsed: Any) -> tuple[Any, ...]:
+    """Content, reasoning and calls of a parse, in a form that both libraries share."""
     calls = [(call.name, call.arguments) for call in parsed.tool_calls]
     return (parsed.content or "").strip(), (parsed.reasoning_content or "").strip(), calls
 
 
 @dataclass(slots=True)
 class Row:
-    """What was measured at one length."""
+    """The measurements at one length."""
 
     family: str
     tokens: int = 0
     spent: dict[str, Spent] = field(default_factory=dict)
     differ: dict[str, int] = field(default_factory=dict)
-    """Completions in which a rival found something else."""
+    """By rival, the number of completions with another result than ours."""
 
     def figure(self, name: str, of: str = "median") -> float | None:
-        """Seconds, None where it has no parser or finds something else."""
+        """Seconds, or None if it has no parser or its results differ."""
         spent = self.spent.get(name)
         return None if spent is None or self.differ.get(name) else float(getattr(spent, of))
 
 
 class Contenders:
-    """Who parses, each loaded beforehand."""
+    """All parsers, loaded beforehand."""
 
     def __init__(self, family: str) -> None:
         self.family = family
         self.ours = our_renderer(family)
         self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
         hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
-        found = {"renderers": peer_renderer(family, hf), "renderers + fastokens": peer_renderer(family, fast)}
-        self.peers = {name: peer for name, peer in found.items() if peer is not None}
+        peers = {"renderers": peer_renderer(family, hf), "renderers + fastokens": peer_renderer(family, fast)}
+        self.peers = {name: peer for name, peer in peers.items() if peer is not None}
         self._native = native_renderer(family)
 
     def calls(self, ids: list[int], prompt: list[int]) -> dict[str, Call]:
-        """Everybody's parse of a completion."""
-        asked = {"tools": [TOOL], "prompt_ids": prompt}
+        """The parse of a completion by each contender."""
+        settings = {"tools": [TOOL], "prompt_ids": prompt}
         calls: dict[str, Call] = {
-            "tokentrace": lambda: self.ours.parse_response(ids, **asked),
+            "tokentrace": lambda: self.ours.parse_response(ids, **settings),
             "decode": lambda: self._raw.decode(ids),
-            "one by one": partial(self._stream, ids, asked, 1, False),
-            "with events": partial(self._stream, ids, asked, 1, True),
-            f"{CHUNK} at a time": partial(self._stream, ids, asked, CHUNK, True),
+            "one by one": partial(self._stream, ids, settings, 1, False),
+            "with events": partial(self._stream, ids, settings, 1, True),
+            f"{CHUNK} at a time": partial(self._stream, ids, settings, CHUNK, True),
         }
         for name, peer in self.peers.items():
             calls[name] = lambda peer=peer: peer.parse_response(ids, tools=[TOOL])
@@ -120,8 +120,8 @@ class Contenders:
             calls["tml-renderers"] = partial(self._native.parser([USER], [TOOL]).parse_tokens, ids)
         return calls
 
-    def _stream(self, ids: list[int], asked: dict[str, Any], size: int, is_reading: bool) -> Any:
-        parser = self.ours.streaming_parser(**asked)
+    def _stream(self, ids: list[int], settings: dict[str, Any], size: int, is_reading: bool) -> Any:
+        parser = self.ours.streaming_parser(**settings)
         for at in range(0, len(ids), size):
             events = parser.feed(ids[at : at + size])
             if is_reading:
@@ -130,7 +130,7 @@ class Contenders:
 
 
 def measure(contenders: Contenders, rounds: int, length: int, lines: Sequence[str], progress: Progress) -> Row:
-    """One row: `rounds` times some completions that differ."""
+    """One row: `rounds` rounds of different completions."""
     row = Row(contenders.family)
     order = random.Random(0)
     task = progress.add_task(f"{contenders.family}: completions of {length:,} tokens", total=rounds + 1)
@@ -143,7 +143,7 @@ def measure(contenders: Contenders, rounds: int, length: int, lines: Sequence[st
             for results in take_turns(jobs, order):
                 _compare(results, row)
                 for name, (spent, _) in results.items():
-                    if number:  # the first round compiles and warms
+                    if number:  # the first round compiles and warms up
                         row.spent.setdefault(name, Spent()).values.append(spent)
             row.tokens = len(ids)
             progress.advance(task)
@@ -151,18 +151,18 @@ def measure(contenders: Contenders, rounds: int, length: int, lines: Sequence[st
 
 
 def _compare(results: dict[str, tuple[float, Any]], row: Row) -> None:
-    """Counts rivals that find something else than our parser, which has to find the same streaming."""
+    """Count the rivals whose results differ from ours. Raises SystemExit if our own streaming differs."""
     parsed = results["tokentrace"][1]
     for name, (_, other) in results.items():
         if name in RIVALS:
-            told = native_story(other) if name == "tml-renderers" else story(other)
-            row.differ[name] = row.differ.get(name, 0) + (told != story(parsed))
+            fields = native_parsed_fields(other) if name == "tml-renderers" else parsed_fields(other)
+            row.differ[name] = row.differ.get(name, 0) + (fields != parsed_fields(parsed))
         elif name != "decode" and other != parsed:
             raise SystemExit(f"{row.family}: the stream says something else than the whole; no figure counts")
 
 
 def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: Progress) -> list[Block]:
-    """Measure, and say what came out."""
+    """Measure, and return the blocks of the report."""
     load = os.getloadavg()[0]
     lines = sources()
     rows = []

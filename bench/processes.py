@@ -1,4 +1,4 @@
-"""Servers in processes of their own: what CPU time and memory they take, and a client that takes next to none."""
+"""Servers in their own processes, their CPU time and memory, and a client that needs very little of both."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Server:
     pid: int
 
     def cpu(self) -> float:
-        """Seconds of CPU time of all its threads so far, to the nanosecond (Linux alone tells that)."""
+        """Seconds of CPU time of all its threads so far, with nanosecond resolution (Linux only)."""
         tasks = Path(f"/proc/{self.pid}/task")
         return sum(int((tasks / task / "schedstat").read_text().split()[0]) for task in os.listdir(tasks)) / 1e9
 
-    async def rests(self) -> None:
-        """Wait until it does nothing: the tokenizer that it loads beside its work, above all."""
+    async def wait_idle(self) -> None:
+        """Wait until it uses no CPU time: it loads its tokenizer in the background."""
         before, now = -1.0, self.cpu()
         while now - before > 0.005:
             await asyncio.sleep(0.2)
             before, now = now, self.cpu()
 
     def memory(self) -> int:
-        """Bytes that it has in memory."""
+        """Resident memory in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -42,7 +42,7 @@ class Server:
 async def running(
     *command: str, url: str | None = None, environment: Mapping[str, str] | None = None, patience: float = 120
 ) -> AsyncIterator[Server]:
-    """A server, as long as it is needed. Its first line says where it is, unless `url` does."""
+    """Run a server until the context ends. Its first line of output is its URL unless `url` is given."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE if url is None else asyncio.subprocess.DEVNULL,
@@ -70,9 +70,9 @@ async def running(
 
 
 async def _listens(url: str) -> bool:
-    where = urlsplit(url)
+    address = urlsplit(url)
     try:
-        _, writer = await asyncio.open_connection(where.hostname, where.port)
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
     except OSError:
         return False
     writer.close()
@@ -86,55 +86,55 @@ def python(module: str, *arguments: str) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered, and when (`time.perf_counter`, which all processes share)."""
+    """A server's response, with times of `time.perf_counter`, which all processes share."""
 
     status: int
     body: bytes
-    asked: float
+    sent: float
     first: float
-    """When the first byte of the body was there,…"""
+    """When the first byte of the body arrived."""
     last: float
-    """…and the last."""
+    """When the last byte of the body arrived."""
 
     @property
     def seconds(self) -> float:
-        """From the request to the end of the answer."""
-        return self.last - self.asked
+        """From the request to the end of the response."""
+        return self.last - self.sent
 
 
 class Client:
-    """One connection, kept open: requests go out as they are, answers are read whole."""
+    """One keep-alive connection: it sends bytes unchanged and reads whole responses."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        self._where = urlsplit(url)
-        lines = {"host": self._where.netloc, "content-type": "application/json", **(headers or {})}
+        self._address = urlsplit(url)
+        lines = {"host": self._address.netloc, "content-type": "application/json", **(headers or {})}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
 
     async def post(self, path: str, body: bytes) -> Reply:
-        """Send a body; the answer."""
-        return await self._ask("POST", path, body)
+        """Send a body and return the response."""
+        return await self._request("POST", path, body)
 
     async def get(self, path: str) -> Reply:
-        return await self._ask("GET", path, b"")
+        return await self._request("GET", path, b"")
 
-    async def _ask(self, method: str, path: str, body: bytes) -> Reply:
+    async def _request(self, method: str, path: str, body: bytes) -> Reply:
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(
-                self._where.hostname, self._where.port, limit=2**26
+                self._address.hostname, self._address.port, limit=2**26
             )
-        asked = time.perf_counter()
-        head = f"{method} {self._where.path}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
+        sent = time.perf_counter()
+        head = f"{method} {self._address.path}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         if "transfer-encoding: chunked" in head:
-            first, told = await self._chunks()
+            first, content = await self._chunks()
         else:
             length = int(head.partition("content-length:")[2].partition("\r\n")[0])
-            told = await self._reader.readexactly(length)
+            content = await self._reader.readexactly(length)
             first = time.perf_counter()
-        return Reply(int(head.split(" ", 2)[1]), told, asked, first, time.perf_counter())
+        return Reply(int(head.split(" ", 2)[1]), content, sent, first, time.perf_counter())
 
     async def _chunks(self) -> tuple[float, bytes]:
         first, pieces = 0.0, []

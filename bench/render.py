@@ -1,9 +1,9 @@
-"""A full render: the prompt of an agent's next turn, beside the rivals and beside the limit.
+"""A full render: the prompt of an agent's next turn, compared with the rivals and with the limit.
 
-A figure of tokentrace holds ids, spans of the text, the check of control tokens, the account of lost text and the loss
-mask, which is asked for; the span of each token is worked out when it is asked for. Of transformers and tml-renderers
-it holds the ids, of `renderers` ids and message indices. The limit is one raw encode of the finished text by
-fastokens, the encoder that tokentrace has.
+tokentrace's time includes ids, spans of the text, the check of control tokens, the report of lost text and the loss
+mask; the spans of single tokens are computed lazily and not included. transformers and tml-renderers return ids,
+`renderers` returns ids and message indices. The limit is one raw encode of the rendered text by fastokens, the encoder
+of tokentrace.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tests.assets import family_dir
 
 SIZES = (2_000, 8_000, 32_000, 128_000)
 ROUNDS = {2_000: 25, 8_000: 20, 32_000: 8, 128_000: 4}
-"""Of `IN_A_ROW` conversations each."""
+"""Rounds by size, of `IN_A_ROW` conversations each."""
 QUICK_ROUNDS = 1
 SLOW_TOKENS = 600_000
-"""Rivals with a slow encoder render so many tokens a size, and at least in two rounds."""
+"""Rivals with a slow encoder render about this many tokens per size, in at least two rounds."""
 SLOW = ("transformers", "renderers")
 RIVALS = ("transformers", "transformers + fastokens", "renderers", "renderers + fastokens", "tml-renderers")
 OURS, LIMIT = "tokentrace", "limit"
@@ -41,7 +41,7 @@ Make = Callable[[], list[Message]]
 
 @dataclass(slots=True)
 class Row:
-    """What was measured on conversations of one kind."""
+    """The measurements on conversations of one kind."""
 
     family: str
     kind: str
@@ -49,20 +49,20 @@ class Row:
     messages: int = 0
     spent: dict[str, Spent] = field(default_factory=dict)
     differ: dict[str, int] = field(default_factory=dict)
-    """Conversations of whose ids a rival had others than the template, by rival."""
+    """By rival, the number of conversations whose ids differ from the template's."""
 
     def figure(self, name: str, of: str = "median") -> float | None:
-        """Seconds, None where there is no figure: not measured, or not the ids."""
+        """Seconds, or None if it was not measured or its ids differ."""
         spent = self.spent.get(name)
         return None if spent is None or self.differ.get(name) else float(getattr(spent, of))
 
     def ahead(self, of: str = "median") -> float:
-        """The fastest rival's figure over ours."""
+        """The fastest rival's time divided by ours."""
         return min(one for name in RIVALS if (one := self.figure(name, of)) is not None) / (self.figure(OURS, of) or 1)
 
 
 class Contenders:
-    """Who renders, each loaded and warmed up beforehand."""
+    """All renderers, loaded and warmed up beforehand."""
 
     def __init__(self, family: str) -> None:
         self.family = family
@@ -82,25 +82,25 @@ class Contenders:
                 call()
 
     def calls(self, messages: list[Message], schemas: list[Message]) -> dict[str, Call]:
-        """Everybody's render of a prompt. Objects that only one of them needs are made before."""
-        asked = {"tools": schemas or None, "add_generation_prompt": True}
-        text = self._hf.apply_chat_template(messages, **asked, tokenize=False)
-        found: dict[str, Call] = {
-            OURS: lambda: _ids_with_mask(self._ours.render(messages, **asked)),
-            "transformers": lambda: self._hf.apply_chat_template(messages, **asked, return_dict=False),
-            "transformers + fastokens": lambda: self._fast.apply_chat_template(messages, **asked, return_dict=False),
+        """The render of a prompt by each contender. Inputs in a rival's own format are converted beforehand."""
+        settings = {"tools": schemas or None, "add_generation_prompt": True}
+        text = self._hf.apply_chat_template(messages, **settings, tokenize=False)
+        calls: dict[str, Call] = {
+            OURS: lambda: _ids_with_mask(self._ours.render(messages, **settings)),
+            "transformers": lambda: self._hf.apply_chat_template(messages, **settings, return_dict=False),
+            "transformers + fastokens": lambda: self._fast.apply_chat_template(messages, **settings, return_dict=False),
             LIMIT: lambda: np.frombuffer(self._limit.encode_batch_flat([text])[0], np.uint32),
         }
         for name, peer in self._peers.items():
-            found[name] = lambda peer=peer: peer.render(messages, **asked).token_ids
+            calls[name] = lambda peer=peer: peer.render(messages, **settings).token_ids
         if self._native is not None:
-            native, read = self._native, self._native.read(messages, schemas)
-            found["tml-renderers"] = lambda: native.prompt(read)
-        return found
+            native, converted = self._native, self._native.convert(messages, schemas)
+            calls["tml-renderers"] = lambda: native.prompt(converted)
+        return calls
 
 
 def _ids_with_mask(rendered: Any) -> Any:
-    """The ids, after the loss mask was asked for as well: it belongs to what is timed."""
+    """The ids, after reading the loss mask, so that computing the mask is timed as well."""
     if len(rendered.mask) != len(rendered.ids):
         raise SystemExit("the mask does not fit the ids; no figure counts")
     return rendered.ids
@@ -109,7 +109,7 @@ def _ids_with_mask(rendered: Any) -> Any:
 def measure(
     contenders: Contenders, kind: str, make: Make, schemas: list[Message], rounds: int, slow: int, progress: Progress
 ) -> Row:
-    """One row: `rounds` times some conversations that nobody has seen before; the slow ones have `slow` rounds."""
+    """One row: `rounds` rounds of new conversations, of which the `SLOW` rivals take part in about `slow`."""
     row = Row(contenders.family, kind)
     order = random.Random(0)
     task = progress.add_task(f"{contenders.family}, {kind}", total=rounds)
@@ -130,7 +130,7 @@ def measure(
 
 
 def _compare(results: dict[str, tuple[float, Any]], oracle: Call, row: Row) -> None:
-    """Counts results whose ids differ from the template's under transformers."""
+    """Count results whose ids differ from those of transformers. Raises SystemExit if it is ours."""
     expected = np.asarray(results["transformers"][1] if "transformers" in results else oracle())
     for name, (_, ids) in results.items():
         if not np.array_equal(np.asarray(ids), expected):
@@ -142,10 +142,10 @@ def _compare(results: dict[str, tuple[float, Any]], oracle: Call, row: Row) -> N
 def run(
     families: Sequence[str], repeats: int | None, lines_per_result: Sequence[int], progress: Progress
 ) -> list[Block]:
-    """Measure, and say what came out."""
+    """Measure, and return the blocks of the report."""
     load = os.getloadavg()[0]
     rows: list[Row] = []
-    others: list[Row] = []
+    other_rows: list[Row] = []
     lines = itertools.cycle(sources())
     for family in families:
         contenders = Contenders(family)
@@ -157,21 +157,21 @@ def run(
         rounds = repeats or ROUNDS[8_000]
         slow = min(rounds, 2)
         make = partial(varied, 8_000, lines, random.Random(1))
-        others.append(measure(contenders, "first-seen shapes", make, tools(), rounds, slow, progress))
+        other_rows.append(measure(contenders, "first-seen shapes", make, tools(), rounds, slow, progress))
         for kind, schemas in (("no tools", []), ("200 tools", many_tools(200))):
             make = partial(prompt, 2_000, lines, lines_per_result)
-            others.append(measure(contenders, kind, make, schemas, rounds, slow, progress))
-    said = [
+            other_rows.append(measure(contenders, kind, make, schemas, rounds, slow, progress))
+    paragraphs = [
         "Milliseconds of CPU time, medians unless noted. A dash means that the library has no renderer for the "
         "family, or gives other ids than the template (see below).",
         _table(rows, is_by_size=True),
         "Other conversations: 8k tokens in which every conversation has its own shape (reasoning or content, one "
         "call or two, arguments of all types); 2k tokens without tools; and with 200 tools, the same 200 each time:",
-        _table(others, is_by_size=False),
-        *_said_of_differing([*rows, *others]),
+        _table(other_rows, is_by_size=False),
+        *_differences([*rows, *other_rows]),
         where(load),
     ]
-    return [Block("render", "\n\n".join(said)), Block("render-short", _short(rows))]
+    return [Block("render", "\n\n".join(paragraphs)), Block("render-short", _short(rows))]
 
 
 def _table(rows: Sequence[Row], *, is_by_size: bool) -> str:
@@ -203,21 +203,21 @@ def _cell(seconds: float | None) -> str:
     return "–" if seconds is None else milli(seconds)
 
 
-def _said_of_differing(rows: Sequence[Row]) -> Iterator[str]:
-    found = [
+def _differences(rows: Sequence[Row]) -> Iterator[str]:
+    differences = [
         f"{name} on {row.family}, {row.kind} ({count} of {len(row.spent[name].values)} conversations)"
         for row in rows
         for name, count in row.differ.items()
     ]
-    if found:
-        yield "Other ids than the template's, hence no figure: " + "; ".join(found) + "."
+    if differences:
+        yield "Other ids than the template's, hence no figure: " + "; ".join(differences) + "."
 
 
 def _short(rows: Sequence[Row]) -> str:
     firsts = [row for row in rows if row.family == rows[0].family]
 
-    def each(said: Callable[[Row], str]) -> str:
-        return " / ".join(map(said, firsts))
+    def each(describe: Callable[[Row], str]) -> str:
+        return " / ".join(map(describe, firsts))
 
     def ratio(row: Row, over: str, under: str) -> str:
         return times((row.figure(over) or 0.0) / (row.figure(under) or 1.0))

@@ -1,6 +1,6 @@
-"""What came out, as Markdown: printed, and written between the markers of the docs.
+"""Results as Markdown: printed, and written between markers in the docs.
 
-A marker is a pair of comments, `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; what is between is the script's.
+A marker is a pair of comments, `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; the text between them is replaced.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MEASURED_WITH = ("fastokens", "tokenizers", "transformers", "renderers", "tml-re
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What belongs between the markers of a name."""
+    """The text between the markers of a name."""
 
     name: str
     text: str
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table of Markdown, whose first columns are aligned to the left."""
+    """A Markdown table whose first `left` columns are left-aligned."""
     lines = ["| " + " | ".join(heads) + " |"]
     lines.append("| " + " | ".join("---" if at < left else "---:" for at in range(len(heads))) + " |")
     lines += ["| " + " | ".join(row) + " |" for row in rows]
@@ -35,7 +35,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) ->
 
 
 def milli(seconds: float) -> str:
-    """Milliseconds, with three digits that count."""
+    """Milliseconds, with at least three significant digits."""
     value = seconds * 1e3
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
@@ -47,12 +47,12 @@ def micro(seconds: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """How many times as much."""
+    """A ratio, such as ``2.5x``."""
     return f"{ratio:,.0f}x" if ratio >= 20 else f"{ratio:.1f}x" if ratio >= 2 else f"{ratio:.2f}x"
 
 
 def where(load: float) -> str:
-    """On what it was measured. `load` is the load average before."""
+    """The machine and versions that were measured. `load` is the load average before."""
     versions = ", ".join(f"{name} {version(name)}" for name in MEASURED_WITH)
     return (
         f"Measured on {os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()}), load average "
@@ -61,13 +61,13 @@ def where(load: float) -> str:
 
 
 def write(blocks: Sequence[Block], root: Path = ROOT) -> None:
-    """Put each block between its markers, wherever they are. ValueError where there are none."""
+    """Write each block between its markers, in all files that have them. Raises ValueError if none has."""
     texts = {root / name: (root / name).read_text(encoding="utf-8") for name in FILES}
     for block in blocks:
-        marked = re.compile(rf"(<!-- bench:{block.name} -->\n).*?(<!-- /bench:{block.name} -->)", re.DOTALL)
-        if not any(marked.search(text) for text in texts.values()):
+        pattern = re.compile(rf"(<!-- bench:{block.name} -->\n).*?(<!-- /bench:{block.name} -->)", re.DOTALL)
+        if not any(pattern.search(text) for text in texts.values()):
             raise ValueError(f"no <!-- bench:{block.name} --> in {' or '.join(FILES)}: add the pair of markers")
         for path, text in texts.items():
-            texts[path] = marked.sub(lambda found, text=block.text: f"{found[1]}{text}\n{found[2]}", text)
+            texts[path] = pattern.sub(lambda match, text=block.text: f"{match[1]}{text}\n{match[2]}", text)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The others, each made ready to be called. All are given the same conversation; what they cannot take is said.
+"""The rival libraries, each loaded and ready to be called. All get the same conversations.
 
-An encoder makes most of the difference between libraries, so transformers and `renderers` are also measured with
-fastokens, the one that tokentrace has, put in place of their own.
+Most of the difference between libraries is due to their encoders, so transformers and `renderers` are also measured
+with fastokens, the encoder of tokentrace, in place of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tokentrace
 from tests.assets import family_dir
 
 PEERS = {"qwen3": "Qwen3", "qwen3.5": "Qwen35", "glm-4.5": "GLM45", "minimax-m2": "MiniMaxM2", "kimi-k2.5": "KimiK25"}
-"""The families that `renderers` has a renderer for, and what it calls them."""
+"""The families that `renderers` supports, and its names for them."""
 
 NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"strip_thinking_from_history": False}),
@@ -28,19 +28,19 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("GptOss", {}),
     "nemotron-3-nano": ("Nemotron3", {}),
 }
-"""The same of `tml-renderers`, with the setting that comes nearest to the template for the rollout of an agent."""
+"""The same for `tml-renderers`, with the settings that are closest to the template in an agent's rollout."""
 
 Message = dict[str, Any]
 
 
 def transformers_tokenizer(family: str, *, fast: bool = False) -> Any:
-    """The tokenizer of a family, as transformers loads it; `fast`: with the encoder of fastokens.
+    """The tokenizer of a family, as transformers loads it. With `fast`, its encoder is fastokens.
 
-    `fastokens.patch_transformers` exchanges the encoder of what is loaded while it holds: both kinds live side by side.
+    `fastokens.patch_transformers` affects only tokenizers that are loaded while it is active, so both kinds coexist.
     """
     from transformers import PreTrainedTokenizerFast, logging
 
-    logging.set_verbosity_error()  # it says of long conversations that they are long
+    logging.set_verbosity_error()  # it warns about long conversations
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         if not fast:
@@ -53,14 +53,14 @@ def transformers_tokenizer(family: str, *, fast: bool = False) -> Any:
 
 
 def our_renderer(family: str, **settings: Any) -> tokentrace.Renderer:
-    """The renderer of a family, with the library that encodes loaded."""
+    """The renderer of a family, with its encoder already loaded."""
     renderer = tokentrace.create_renderer(str(family_dir(family)), **settings)
     renderer.tokenizer.warm_up()
     return renderer
 
 
 def peer_renderer(family: str, tokenizer: Any) -> Any:
-    """The renderer that `renderers` has for a family, None where it has none."""
+    """The renderer of `renderers` for a family, None if it has none."""
     if family not in PEERS:
         return None
     import renderers
@@ -77,43 +77,43 @@ class NativeRenderer:
         name, settings = NATIVE[family]
         self._renderer = getattr(renderers, name)(**settings)
 
-    def read(self, messages: list[Message], tools: list[Message]) -> list[Any]:
-        """A conversation in its own objects: reasoning is a part of the content, tools a message."""
+    def convert(self, messages: list[Message], tools: list[Message]) -> list[Any]:
+        """Convert a conversation to the library's objects: reasoning becomes a content part, tools become a message."""
         from tml_renderers import chat
 
         functions = [tool["function"] for tool in tools]
         specs = [chat.ToolSpecJson("function", one["name"], one["description"], one["parameters"]) for one in functions]
         system = chat.Author(chat.AuthorKind.System)
-        declared = [chat.OpenAIMessage(author=system, content=[chat.ToolDeclareJson(specs)])] if specs else []
-        return [*declared, *chat.OpenAIMessage.from_oss_messages([_thinking(message) for message in messages])]
+        declarations = [chat.OpenAIMessage(author=system, content=[chat.ToolDeclareJson(specs)])] if specs else []
+        return [*declarations, *chat.OpenAIMessage.from_oss_messages([_thinking(message) for message in messages])]
 
     def prompt(self, messages: list[Any]) -> list[int]:
         """The ids of a prompt."""
         return [index for span in self._renderer.render_for_completion(messages)[0] for index in span.span.tokens]
 
     def parser(self, messages: list[Message], tools: list[Message]) -> Any:
-        """A parser for the completion of a prompt. It has a state, so each completion needs its own."""
-        return self._renderer.render_for_completion(self.read(messages, tools))[1]
+        """A parser for the completion of a prompt. It is stateful, so each completion needs a new one."""
+        return self._renderer.render_for_completion(self.convert(messages, tools))[1]
 
 
-def native_story(messages: list[Any]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """What its parser found: content, reasoning and calls, with white space around the first two left out."""
+def native_parsed_fields(messages: list[Any]) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Content, reasoning and calls that its parser returned; the first two are stripped."""
     from tml_renderers import chat
 
-    said: dict[str, str] = {"text": "", "thinking": ""}
+    texts: dict[str, str] = {"text": "", "thinking": ""}
     calls = []
     for message in chat.OpenAIMessage.to_oss_messages(chat.OpenAIMessage.from_messages(messages)):
         content = message.get("content") or []
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         for part in parts:
-            said[part["type"]] += part[part["type"]]
+            texts[part["type"]] += part[part["type"]]
         for call in message.get("tool_calls") or []:
             calls.append((call["function"]["name"], json.loads(call["function"]["arguments"])))
-    return said["text"].strip(), said["thinking"].strip(), calls
+    return texts["text"].strip(), texts["thinking"].strip(), calls
 
 
 def native_renderer(family: str) -> NativeRenderer | None:
-    """The renderer that `tml-renderers` has for a family, None where it has none."""
+    """The renderer of `tml-renderers` for a family, None if it has none."""
     return NativeRenderer(family) if family in NATIVE else None
 
 

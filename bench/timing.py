@@ -1,4 +1,4 @@
-"""How a figure is taken: CPU time of calls, some in a row, while those who are called take turns in random order."""
+"""Measuring CPU time: each library handles some conversations in a row, and the libraries run in random order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 Call = Callable[[], Any]
 
 IN_A_ROW = 4
-"""Conversations that a library handles before it is the next one's turn: a program uses one library."""
+"""Conversations that a library handles before the next library runs: real programs use one library."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of CPU time, of all threads, that a call took each time."""
+    """Seconds of CPU time, of all threads, of each run of a call."""
 
     values: list[float] = field(default_factory=list)
 
@@ -33,7 +33,7 @@ class Spent:
 
     @property
     def worst(self) -> float:
-        """The 99th percentile; of fewer than a hundred values the largest."""
+        """The 99th percentile, or the maximum of fewer than a hundred values."""
         ordered = sorted(self.values)
         return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
@@ -43,21 +43,21 @@ class Spent:
 
     @property
     def first(self) -> float:
-        """The median of those that ran right after the other libraries, of which the caches were full."""
+        """The median of the calls that ran right after another library, when the CPU caches held its data."""
         return statistics.median(self.values[::IN_A_ROW])
 
 
 def cpu_time(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """Seconds of CPU time, of all threads, that a call takes, and what it returns."""
+    """Run a call, and return its seconds of CPU time, of all threads, and its result."""
     start = time.process_time_ns()
     result = call(*arguments)
     return (time.process_time_ns() - start) / 1e9, result
 
 
 def take_turns(jobs: Sequence[Mapping[str, Call]], order: random.Random) -> list[dict[str, tuple[float, Any]]]:
-    """Each call of each job once: by name, in an order that is drawn, so what disturbs the machine disturbs all alike.
+    """Run each call of each job once, name by name in random order, so that disturbances hit all names alike.
 
-    Garbage of those before is collected first, at nobody's cost.
+    Garbage is collected before each name, outside of the measured time.
     """
     names = list(jobs[0])
     order.shuffle(names)
@@ -71,7 +71,7 @@ def take_turns(jobs: Sequence[Mapping[str, Call]], order: random.Random) -> list
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What was loaded before is left out of garbage collections, which would else cost more the more is loaded."""
+    """Exclude existing objects from garbage collection, whose cost would otherwise grow with what is loaded."""
     gc.collect()
     gc.freeze()
     try:

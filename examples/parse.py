@@ -1,4 +1,4 @@
-"""A completion, token by token as an engine returns it, into reasoning, content and tool calls."""
+"""Parse a completion into reasoning, content and tool calls, as a whole and token by token."""
 
 from tokentrace import create_renderer
 from tokentrace.parsing.events import ContentDelta, Done
@@ -29,7 +29,7 @@ for call in parsed.tool_calls:
     print(call.status.value, call.name, call.arguments, f"tokens {call.span.start} to {call.span.stop}", call.problem)
 print("as a message:", parsed.to_message())
 
-# The same while it arrives. Nothing is said before it is certain, and nothing is taken back.
+# The same while it streams. Events are emitted only when they are certain, and are never withdrawn.
 parser = renderer.streaming_parser(tools=[WEATHER], prompt_ids=prompt)
 events = [event for index in completion for event in parser.feed([index])] + parser.finish()
 print(len(events), "events;", "content came as", [event.text for event in events if isinstance(event, ContentDelta)])

@@ -1,4 +1,4 @@
-"""Users who type control tokens: kept as text by default, refused with ``control_tokens="reject"``."""
+"""Control tokens typed by a user: kept as text by default, refused with ``control_tokens="reject"``."""
 
 from tokentrace import create_renderer
 from tokentrace.errors import ControlTokenError

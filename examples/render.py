@@ -1,4 +1,4 @@
-"""Render a conversation with the embedded pocket model, and ask the tokens where they came from."""
+"""Render a conversation with the embedded pocket model, and print where its tokens come from."""
 
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET

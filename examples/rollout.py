@@ -1,4 +1,4 @@
-"""A rollout by hand: prompt, sampled ids, tool result, bridge, and the record of it all. The engine is a script."""
+"""A rollout by hand: prompt, sampled ids, tool result, bridge, and a trajectory of them. The engine is scripted."""
 
 from tokentrace import Trajectory, create_renderer, explain_break
 from tokentrace.pocket import POCKET
@@ -11,7 +11,7 @@ CALCULATOR = {
         "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
     },
 }
-SAMPLED = [  # what an engine might return: odd spacing and all
+SAMPLED = [  # what an engine might return, with odd spacing
     "<think>\nLet me see.\n</think>\n\n"
     '<tool_call>\n{"name":"calculator",  "arguments":{"expression": "6*7"}}\n</tool_call><|end|>',
     "It is 42.<|end|>",
@@ -24,7 +24,7 @@ record.begin(renderer.render(question, tools=[CALCULATOR], add_generation_prompt
 
 
 def engine(text: str) -> list[int]:
-    """Stands for vLLM or SGLang: ids in, ids out."""
+    """Stands in for vLLM or SGLang, which return ids."""
     return [int(index) for index in renderer.tokenizer.encode(text)]
 
 

@@ -1,4 +1,4 @@
-"""A rollout with a plain function as its tool: the embedded model calls it, and the row trains what was sampled."""
+"""A rollout with a plain function as its tool: the embedded model calls it, and the row has loss on the sampled ids."""
 
 import asyncio
 

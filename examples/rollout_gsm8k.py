@@ -1,4 +1,4 @@
-"""Word problems with a tool that rewards: created with the ground truth of each rollout, asked at the end, released."""
+"""Word problems with a reward tool: created with each rollout's ground truth, read at the end, then released."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ def calc_gsm8k_reward(answer: str) -> None:
 
 
 class Gsm8kTool(BaseTool):
-    """Says whether an answer is right. The last one that was tried is the reward of the trajectory."""
+    """Checks answers. The reward of the trajectory is that of the last answer."""
 
     def __init__(self) -> None:
         super().__init__(tool_schema=function_schema(calc_gsm8k_reward))

@@ -1,4 +1,4 @@
-"""A search tool over a small corpus: words are matched, the best passage is what the model is shown."""
+"""A search tool over a small corpus: it matches words and returns the best passage."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ CORPUS = [
 
 
 def words(text: str) -> set[str]:
-    """The words of a text, but those that every passage has."""
+    """The words of a text, except those that every passage has."""
     return set(re.findall(r"\w+", text.lower())) - {"the", "price", "of", "is"}
 
 
@@ -32,15 +32,15 @@ def search(query: str) -> str:
 
 
 def show(rollout: Rollout) -> None:
-    """The question, what was searched for, and the answer."""
+    """Print the question, the search queries and the answer."""
     calls = [call["function"]["arguments"] for one in rollout.messages for call in one.get("tool_calls") or ()]
     print(f"{rollout.messages[0]['content']} {calls} -> {rollout.answer}")
 
 
 async def main() -> None:
     """Three questions at once."""
-    asked = ["What does the round clock cost?", "What is the price of the green lamp?", "What does the old chair cost?"]
-    tasks = [Task([{"role": "user", "content": text}], name=f"question-{at}") for at, text in enumerate(asked)]
+    texts = ["What does the round clock cost?", "What is the price of the green lamp?", "What does the old chair cost?"]
+    tasks = [Task([{"role": "user", "content": text}], name=f"question-{at}") for at, text in enumerate(texts)]
     engine = EmbeddedEngine()
     sampling, budget = SamplingParams(256, temperature=0), Budget(turns=6, result_tokens=64)
     agent = Agent(engine, create_renderer(POCKET), tools=as_tools([search]), sampling=sampling, budget=budget)

@@ -1,4 +1,4 @@
-"""A simulated user: asks on after the first answer, scores the last one, and so ends the rollout."""
+"""A simulated user: it asks follow-up questions, scores the last answer and ends the rollout."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from tokentrace.rollout import Agent, BaseInteraction, Reply
 
 
 class User(BaseInteraction):
-    """Asks what the question has left to ask."""
+    """Asks the remaining follow-ups of a question."""
 
     def __init__(self) -> None:
         super().__init__()

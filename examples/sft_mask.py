@@ -1,4 +1,4 @@
-"""Labels for supervised fine-tuning: the loss sees what the model samples, stop token included, and nothing else."""
+"""Labels for supervised fine-tuning: loss only on what the model samples, stop token included."""
 
 import json
 

@@ -1,6 +1,6 @@
-"""Tests, one folder a stage of the library, and what they share."""
+"""Tests, one folder per stage of the library, and shared helpers."""
 
 import pytest
 
-# What tests share asserts as well, and shows what it compared, as tests do.
+# Failing assertions of shared helpers show the compared values, as those of tests do.
 pytest.register_assert_rewrite("tests.diagnose", "tests.data", "tests.parsing", "tests.samples", "tests.trajectory")

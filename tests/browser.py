@@ -33,11 +33,11 @@ _WAIT = """(async () => {
 
 
 class NoBrowserError(Exception):
-    """There is no Chromium here, or it does not start: the message says which, and what it said itself."""
+    """No Chromium is installed, or it does not start; the message says which, with its stderr."""
 
 
 class Chromium:
-    """A browser process. One page at a time is enough for us."""
+    """A browser process, used for one page at a time."""
 
     def __init__(self, to: BinaryIO, back: BinaryIO) -> None:
         self._to, self._back = to, back
@@ -48,15 +48,15 @@ class Chromium:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        rest = b""
+        partial = b""
         while chunk := self._back.read1(1 << 16):
-            *whole, rest = (rest + chunk).split(b"\0")
+            *whole, partial = (partial + chunk).split(b"\0")
             for raw in whole:
-                told = json.loads(raw)
-                if "id" in told:
-                    self._answers[told["id"]].put(told)
+                message = json.loads(raw)
+                if "id" in message:
+                    self._answers[message["id"]].put(message)
                 else:
-                    self.events.append((told["method"], told.get("params")))
+                    self.events.append((message["method"], message.get("params")))
         self._gone = True
         for waiting in list(self._answers.values()):
             waiting.put({"error": {"message": "the browser is gone"}})
@@ -106,13 +106,13 @@ class Page:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression; promises are awaited."""
-        told = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in told:
-            raise RuntimeError(told["exceptionDetails"].get("exception", told["exceptionDetails"]))
-        return told["result"].get("value")
+        response = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in response:
+            raise RuntimeError(response["exceptionDetails"].get("exception", response["exceptionDetails"]))
+        return response["result"].get("value")
 
     def until(self, condition: str, seconds: float = 60) -> None:
-        """Wait for an expression to be true, looking at it again and again, also when another page comes meanwhile."""
+        """Wait until an expression is true. It is polled, also across a navigation to another page."""
         last = time.monotonic() + seconds
         value = None
         while value is None:
@@ -132,28 +132,28 @@ class Page:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 
     def problems(self) -> list[str]:
-        """What went wrong in the page: exceptions, errors on the console, violations of its policy."""
-        found = []
+        """Problems of the page: exceptions, errors on the console, violations of its policy."""
+        problems = []
         for method, params in self.browser.events[self.seen :]:
             if method == "Runtime.exceptionThrown":
-                found.append(json.dumps(params["exceptionDetails"])[:500])
+                problems.append(json.dumps(params["exceptionDetails"])[:500])
             elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
-                found.append(json.dumps(params["args"])[:500])
+                problems.append(json.dumps(params["args"])[:500])
             elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-                found.append(f"{params['entry']['text']} {params['entry'].get('url')}")
+                problems.append(f"{params['entry']['text']} {params['entry'].get('url')}")
             elif method == "Page.javascriptDialogOpening":
-                found.append(f"a dialog: {params['message']}")
-        return found
+                problems.append(f"a dialog: {params['message']}")
+        return problems
 
     def requested(self) -> list[str]:
-        """Every URL that the page asked for."""
+        """Every URL that the page requested."""
         events = self.browser.events[self.seen :]
         return [params["request"]["url"] for method, params in events if method == "Network.requestWillBeSent"]
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Chromium]:
-    """A browser with a profile of its own, ended at the end; NoBrowserError where there is none that starts."""
+    """Run a browser with a fresh profile. Raises NoBrowserError if there is none, or it does not start."""
     if CHROMIUM is None:
         raise NoBrowserError(NO_CHROMIUM)
     down, up = os.pipe(), os.pipe()
@@ -162,12 +162,12 @@ def chromium() -> Iterator[Chromium]:
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio",
         "--hide-scrollbars", "--force-color-profile=srgb", "--remote-debugging-pipe",
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, tempfile.TemporaryFile() as stderr:
         shell = f'exec "$@" 3<&{down[0]} 4>&{up[1]}'
         command = ["bash", "-c", shell, "-", CHROMIUM, *flags, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(
             command, pass_fds=(down[0], up[1]), stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
         )  # fmt: skip
         os.close(down[0])
         os.close(up[1])
@@ -177,9 +177,9 @@ def chromium() -> Iterator[Chromium]:
                 try:
                     browser.send("Browser.getVersion")
                 except (RuntimeError, OSError, queue.Empty) as error:
-                    said.seek(0)
-                    words = said.read().decode(errors="replace").strip()[-1000:]
-                    raise NoBrowserError(f"{CHROMIUM} is here, but does not start: {words or error}") from error
+                    stderr.seek(0)
+                    output = stderr.read().decode(errors="replace").strip()[-1000:]
+                    raise NoBrowserError(f"{CHROMIUM} is here, but does not start: {output or error}") from error
                 yield browser
             finally:
                 with contextlib.suppress(Exception):

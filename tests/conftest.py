@@ -1,4 +1,4 @@
-"""Fixtures: every family in turn, a browser. Which tests run, and in which order."""
+"""Fixtures for families and a browser, and hooks that select and order the tests."""
 
 import contextlib
 import gc
@@ -24,13 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if find_spec("hypothesis") is not None:  # environments of integrations are without
+    if find_spec("hypothesis") is not None:  # not installed in environments of integrations
         from hypothesis import HealthCheck, settings
 
-        # how long an example takes says how busy the machine is, and nothing about the code
+        # the time of an example depends on the load of the machine more than on the code
         settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
         settings.load_profile("untimed")
-    if not config.getoption("--all"):  # then a module of src whose package is not here is skipped
+    if not config.getoption("--all"):  # skip modules of src whose dependency is not installed
         config.option.doctest_ignore_import_errors = True
 
 
@@ -39,7 +39,7 @@ APART = TESTS / "apart"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out tests that run in environments of their own, and with ``--quick`` files that need assets."""
+    """Ignore tests that run in separate environments, and with ``--quick`` files that need assets."""
     if APART in collection_path.parents and collection_path != APART / "run.py":
         return None if config.getoption("--apart") else True  # folders too: their conftest.py import the package
     if config.getoption("--quick") and TESTS in collection_path.parents and needs_assets(collection_path):
@@ -49,7 +49,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """Skip a file that imports a package which is not installed; with ``--all`` it is an error."""
+    """Skip a file that imports a package that is not installed; with ``--all`` it is an error."""
     report: Any = yield
     missing = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", str(report.longrepr))
     if report.failed and missing is not None and not collector.config.getoption("--all"):
@@ -69,9 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """All modules are imported, and stay: two million objects that the garbage collector need not look at again.
+    """Freeze the imported modules, two million objects that the garbage collector then skips.
 
-    And it looks less often: a vocabulary is a million objects more. What forgets one (`tests/support.py`) asks for it.
+    Collect less often, too, as a vocabulary has a million objects; `tests/support.py` collects when it drops one.
     """
     gc.collect()
     gc.freeze()
@@ -80,7 +80,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A test that fails for want of a package is skipped, and says so; where all must be there, it fails."""
+    """Skip a test that fails because a package is not installed; with ``--all`` or ``--apart`` it fails."""
     report: Any = yield
     complete = item.config.getoption("--all") or item.config.getoption("--apart")
     error = call.excinfo.value if report.failed and call.excinfo is not None and not complete else None
@@ -102,7 +102,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    config.option.loadscopereorder = False  # the order of the tests is ours: see place_of
+    config.option.loadscopereorder = False  # `place_of` orders the tests
 
     class ByVocabulary(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -111,8 +111,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByVocabulary(config, log)
 
 
-def _at_hand(name: str) -> str:
-    """The family's name, once its files are there; a test without its asset says why it was skipped."""
+def _available(name: str) -> str:
+    """The family's name, after building its files; skips the test if they are not available."""
     try:
         family_dir(name)
     except AssetError as error:
@@ -122,14 +122,14 @@ def _at_hand(name: str) -> str:
 
 @pytest.fixture(scope="session", params=JINJA_FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
-    """Every family with a Jinja template. Session-scoped, so that pytest runs all tests of one together."""
-    return _at_hand(request.param)
+    """Every family with a Jinja template. Session-scoped, so that pytest groups tests by family."""
+    return _available(request.param)
 
 
 @pytest.fixture(scope="session", params=list(FAMILIES))
 def any_family(request: pytest.FixtureRequest) -> str:
-    """Every family, those whose format is written in Python among them."""
-    return _at_hand(request.param)
+    """Every family, including those whose format is written in Python."""
+    return _available(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -147,7 +147,7 @@ def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Chromium]:
-    """A headless Chromium; where none starts, the tests that ask for it are skipped with the reason."""
+    """A headless Chromium; tests that use it are skipped with the reason if it does not start."""
     with contextlib.ExitStack() as stack:
         try:
             started = stack.enter_context(chromium())

@@ -1,6 +1,6 @@
-"""The conversation matrix: small named conversations that together meet every shape a template has to handle.
+"""The conversation matrix: small named conversations that together cover every shape a template has to handle.
 
-Plain data. A template may refuse any of them; what the tests promise is to do exactly what the template does.
+Plain data. A template may refuse any of them; tests check that a renderer does exactly what the template does.
 """
 
 import copy
@@ -33,7 +33,7 @@ def user(content: Any) -> Message:
 
 
 def assistant(content: Any, *calls: dict[str, Any], reasoning: str | None = None) -> Message:
-    """An assistant message; the keys of reasoning and calls are there only when given."""
+    """An assistant message, with reasoning and calls only if they are passed."""
     message: Message = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
@@ -48,7 +48,7 @@ def call(name: str, arguments: Any, call_id: str = "call00001") -> dict[str, Any
 
 
 def result(content: Any, call_id: str = "call00001", name: str | None = None) -> Message:
-    """A tool's answer, with the tool's name only when given."""
+    """A tool's result, with the tool's name only if it is passed."""
     message: Message = {"role": "tool", "tool_call_id": call_id, "content": content}
     return message if name is None else message | {"name": name}
 
@@ -132,8 +132,8 @@ CODE = (
 
 
 def _with_calls(*calls: dict[str, Any]) -> Conversation:
-    """A question, a turn of calls, one answer per call, and a last word."""
-    answers = [result("done", str(made["id"])) for made in calls]
+    """A question, a turn of calls, one result per call, and an answer."""
+    answers = [result("done", str(entry["id"])) for entry in calls]
     return Conversation([user("Go."), assistant("", *calls), *answers, assistant("Finished.")], ALL)
 
 
@@ -143,15 +143,15 @@ def _argument(value: Any) -> Conversation:
 
 
 def _content(value: Any) -> Conversation:
-    """The value as what the user and the assistant say, between plain turns."""
+    """The value as content of the user and the assistant, between plain turns."""
     return Conversation([SYS, user(value), assistant(value), user("Go on.")])
 
 
 def _json_arguments(messages: list[Message]) -> list[Message]:
-    """The messages with the arguments of every call as JSON text, which is all that some templates take."""
+    """The messages with the arguments of every call as JSON text, the only form that some templates accept."""
     changed = copy.deepcopy(messages)
-    for made in (made for message in changed for made in message.get("tool_calls", [])):
-        made["function"]["arguments"] = json.dumps(made["function"]["arguments"])
+    for entry in (entry for message in changed for entry in message.get("tool_calls", [])):
+        entry["function"]["arguments"] = json.dumps(entry["function"]["arguments"])
     return changed
 
 

@@ -1,4 +1,4 @@
-"""Which family a test is about, so that tests of one vocabulary run together: loading one takes seconds and 500 MB."""
+"""Finds the family of a test, so that tests of one vocabulary run together: loading one takes seconds and 500 MB."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ TOGETHER = (
     "tests/pocket/test_training.py",
     "tests/rollout/test_cluster.py",
 )
-"""Files, or folders, whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
+"""Files, or folders, whose tests share something that is slow to set up: a Ray cluster, a server, a run of the demo,
 agents, a training run."""
 
 LONGEST = (
@@ -46,7 +46,7 @@ LONGEST = (
     "tests/diagnose/test_verdicts.py",
     "tests/store/test_crash.py",
 )
-"""Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
+"""The slowest files without a family: they start early, so that no process finishes long after the others."""
 
 LENGTHY = (
     "tests/diagnose/test_pytest_plugin.py",
@@ -73,8 +73,8 @@ LENGTHY = (
     "tests/tokens/test_encoding.py",
     "tests/show/test_browser.py",
 )
-"""Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
-whole audits, rollouts of the pocket model, a browser, environments that are installed, and laws with many examples."""
+"""Prefixes of tests that need no assets and no optional package, but are too slow for ``--quick``: whole audits,
+rollouts of the pocket model, a browser, installed environments, and properties with many examples."""
 
 LONG = (
     "tests/demo/test_demo.py::test_engines_see",
@@ -88,7 +88,7 @@ LONG = (
     "tests/test_bench.py::test_turns_of_a_gateway",
     "tests/test_guides.py::test_guide_runs[trl]",
 )
-"""Tests, by how their names begin, that only `make test-long` runs: others of an ordinary run are much like them."""
+"""Prefixes of tests that only `make test-long` runs, since similar tests are part of every run."""
 
 EVERY_FAMILY = (
     "tests/test_",
@@ -98,17 +98,17 @@ EVERY_FAMILY = (
     "tests/parsing/test_streaming.py",
     "tests/samples/test_mask_oracles.py",
 )
-"""Tests, by how their names begin, that run on every family in each run: parity, masks, bridges, parses."""
+"""Prefixes of tests that run on every family in each run: parity, masks, bridges, parses."""
 
 _ORDER = list(FAMILIES)
 
 
 def sampled(nodeids: Iterable[str]) -> set[str]:
-    """The tests of an ordinary run: of a test on all families a sixteenth of them, each test another sixteenth.
+    """The tests of an ordinary run: a test on all families runs on a sixteenth of them, a different one for each test.
 
-    `EVERY_FAMILY` lists the tests that run on all; `make test-long` runs the whole product.
+    `EVERY_FAMILY` lists the tests that run on all families; `make test-long` runs every test on all of them.
     """
-    chosen, families = set[str](), defaultdict[str, dict[str, str | None]](dict)
+    selected, families = set[str](), defaultdict[str, dict[str, str | None]](dict)
     for nodeid in nodeids:
         function, _, parameters = nodeid.partition("[")
         families[function][nodeid] = _in_parameters(parameters)
@@ -116,16 +116,16 @@ def sampled(nodeids: Iterable[str]) -> set[str]:
         tests = {nodeid: family for nodeid, family in tests.items() if not nodeid.startswith(LONG)}
         whole = function.startswith(EVERY_FAMILY) or len(set(tests.values())) < len(FAMILIES) // 2
         start = crc32(function.encode())
-        chosen |= {
+        selected |= {
             nodeid
             for nodeid, family in tests.items()
             if whole or family is None or (start + _ORDER.index(family)) % 16 == 0
         }
-    return chosen
+    return selected
 
 
 def family_of(nodeid: str) -> str | None:
-    """The family among a test's parameters, else the first that its function names, itself or through its module."""
+    """The family in a test's parameters, else the first that its function names, directly or through its module."""
     file, _, test = nodeid.partition("::")
     function, _, parameters = test.partition("[")
     return _in_parameters(parameters) or _named_by(file).get(function)
@@ -137,9 +137,9 @@ def _in_parameters(parameters: str) -> str | None:
 
 
 def group_of(nodeid: str) -> str:
-    """What runs in one process, one after another: tests of one vocabulary, else of one file.
+    """The group of a test; a group runs in one process. Tests are grouped by vocabulary, else by file.
 
-    What a file makes once, for its module, is then made once in all.
+    A module-scoped fixture is then set up once in a run.
     """
     shared = _shared(nodeid)
     if shared is not None:
@@ -149,9 +149,9 @@ def group_of(nodeid: str) -> str:
 
 
 def place_of(nodeid: str) -> tuple[int, int, int]:
-    """Where a test comes in a run: files that stay together, the longest, by vocabulary and family, then all others.
+    """The sort key of a test: files that stay together, the slowest, then by vocabulary and family, then all others.
 
-    What is large comes first, so that no process is left with much to do when the others are done.
+    Large groups come first, so that no process finishes long after the others.
     """
     shared = _shared(nodeid)
     if shared is not None:
@@ -164,7 +164,7 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
 
 
 def is_quick(nodeid: str, fixtures: Iterable[str]) -> bool:
-    """Whether a test is one of ``--quick``: about no real family, short, and sharing nothing that is slow to make."""
+    """Whether ``--quick`` runs a test: it is short, has no real family, and shares nothing that is slow to set up."""
     if nodeid.startswith(LENGTHY) or _shared(nodeid) is not None:
         return False
     return family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
@@ -187,7 +187,7 @@ def _first_of_vocabulary(family: str) -> str:
 
 @cache
 def _named_by(file: str) -> dict[str, str]:
-    """For each test function of a file, the family that it names, or that a function or fixture it uses does."""
+    """The family that each test function of a file names, itself or through a function or fixture it uses."""
     path = ROOT / file
     if path.suffix != ".py" or not path.is_relative_to(ROOT / "tests"):
         return {}
@@ -195,24 +195,24 @@ def _named_by(file: str) -> dict[str, str]:
     if not any(f'"{name}"' in text for name in FAMILIES):
         return {}
     functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-    named = {
+    family_by_test = {
         name: next(_families(node, functions, set()), None)
         for name, node in functions.items()
         if name.startswith("test_")
     }
-    return {name: family for name, family in named.items() if family is not None}
+    return {name: family for name, family in family_by_test.items() if family is not None}
 
 
 def _families(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], seen: set[str]) -> Iterator[str]:
     seen.add(node.name)
-    used: list[str] = []
+    names: list[str] = []
     for inner in ast.walk(node):
         if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value in FAMILIES:
             yield inner.value
         elif isinstance(inner, ast.Name):
-            used.append(inner.id)
+            names.append(inner.id)
         elif isinstance(inner, ast.arg):
-            used.append(inner.arg)
-    for name in used:
+            names.append(inner.arg)
+    for name in names:
         if name in functions and name not in seen:
             yield from _families(functions[name], functions, seen)

@@ -1,23 +1,23 @@
-"""Pages whose code runs: the blocks of a page, one after another, in an empty folder.
+"""Runs the code blocks of a documentation page, one after another, in an empty folder.
 
 ````
 ```python                     run, all blocks of a page in one namespace; it may await
-```console                    lines that begin with "$ " are run; what follows one, if anything does, has to be printed
-```text title="output"        what the block before has to print
+```console                    lines that begin with "$ " are run; the lines after one, if any, are its expected output
+```text title="output"        the expected output of the block before
 ```yaml title="tools.yaml"    written to that file; any language
-```json, yaml, toml           read, so that at least its syntax is right
-```text                       for people to look at
-<!-- not run: why -->         on the line before a block: it is left alone
+```json, yaml, toml           parsed, to check its syntax
+```text                       ignored
+<!-- not run: why -->         on the line before a block: it is not run
 <!-- exits: 1 -->             likewise: the exit code of its commands
-<!-- with: agents -->         likewise: Python of another environment runs it
+<!-- with: agents -->         likewise: run by the Python of another environment
 ````
 
-An expression whose comment is a value (``rows[0].samples  # (0, 2)``) has to have that value.
-In what has to be printed, ``…`` stands for anything. ``pip install`` and ``make`` are not run: extras and targets have
-to exist. ``tokentrace serve`` runs to the end of the page on a free port, and its usual address means that one.
+An expression whose comment is a value (``rows[0].samples  # (0, 2)``) must have that value.
+In expected output, ``…`` matches anything. ``pip install`` and ``make`` are not run, but their extras and targets must
+exist. ``tokentrace serve`` runs on a free port until the end of the page, and its default address is replaced by it.
 
-Only the standard library is needed to load this file: `python tests/guides.py PAGE` runs a page where there is no
-pytest.
+This file needs only the standard library at import: `python tests/guides.py PAGE` runs a page where pytest is not
+installed.
 """
 
 import ast
@@ -42,7 +42,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
 SERVED = "http://127.0.0.1:8400"
-"""Where pages say that the gateway is."""
+"""The gateway's address on pages."""
 
 _BLOCK = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- (not run|exits|with): (\S[^\n]*?) -->\s*$")
@@ -66,26 +66,26 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     """Every block of a page, in order."""
     text = page.read_text(encoding="utf-8")
-    for found in _BLOCK.finditer(text):
-        titled = re.search(r'\btitle="([^"]+)"', found[3])
-        marks = dict(_marks(text[: found.start()]))
-        line = text.count("\n", 0, found.start()) + 2
-        yield Block(found[2], titled[1] if titled else None, textwrap.dedent(found[4]), line, marks)
+    for match in _BLOCK.finditer(text):
+        title = re.search(r'\btitle="([^"]+)"', match[3])
+        marks = dict(_marks(text[: match.start()]))
+        line = text.count("\n", 0, match.start()) + 2
+        yield Block(match[2], title[1] if title else None, textwrap.dedent(match[4]), line, marks)
 
 
 def _marks(before: str) -> Iterator[tuple[str, str]]:
-    while found := _MARK.search(before):
-        yield found[1], found[2]
-        before = before[: found.start()]
+    while match := _MARK.search(before):
+        yield match[1], match[2]
+        before = before[: match.start()]
 
 
 def has_code(page: Path) -> bool:
-    """Whether a page has a block that something is done with."""
+    """Whether a page has a block that is run, written or parsed."""
     return any("not run" not in block.marks and (block.title or block.language != "text") for block in blocks(page))
 
 
 def run_guide(name: str, folder: Path) -> dict[str, Any]:
-    """Run a page of `docs/guides/` in a folder; what its Python defined."""
+    """Run a page of `docs/guides/` in a folder and return the names that its Python defined."""
     return run_page(GUIDES / f"{name}.md", folder)
 
 
@@ -97,11 +97,11 @@ def run_page(
     pythons: Mapping[str, Path] = _NONE,
     in_process: bool = True,
 ) -> dict[str, Any]:
-    """Run a page in a folder, which becomes the working directory; what its Python defined.
+    """Run a page with a folder as working directory and return the names that its Python defined.
 
-    AssertionError where a block does not do what the page says, or where the page has none. `models` are folders that
-    the page finds in its own, by name; `pythons` are those that ``with:`` names. Commands of ours run in this process,
-    which is quicker, unless `in_process` says otherwise; then a shell runs them.
+    Raises AssertionError if a block does not do what the page says, or the page has no code. `models` are folders that
+    are linked into the working directory, by name; `pythons` are the interpreters for ``with:``. tokentrace's commands
+    run in this process, which is faster, unless `in_process` is false; then a shell runs them.
     """
     assert has_code(page), f"{page.name}: there is no code to run"
     before = Path.cwd()
@@ -123,7 +123,7 @@ def run_page(
 
 @dataclass
 class _Run:
-    """A page under way."""
+    """The state of a page while it runs."""
 
     page: Path
     pythons: Mapping[str, Path]
@@ -135,7 +135,7 @@ class _Run:
     servers: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def run(self, block: Block) -> None:
-        """Do what a block asks for."""
+        """Run, write, parse or compare a block."""
         code = block.code.replace(SERVED, self.address)
         if block.title == "output":
             self._compare(block.code, block, "the block before")
@@ -159,8 +159,8 @@ class _Run:
             Path("block.py").write_text(code, encoding="utf-8")
             self._shell(shlex.join([str(self.pythons[block.marks["with"]]), "block.py"]), block)
             return
-        padded = "\n" * (block.line - 1) + code  # tracebacks then name the line of the page
-        self.names["__shown__"] = self._shown
+        padded = "\n" * (block.line - 1) + code  # so that tracebacks name the page's lines
+        self.names["__shown__"] = self._check_value
         compiled = compile(_with_values(padded), str(self.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             result = eval(compiled, self.names)
@@ -168,9 +168,9 @@ class _Run:
                 self.loop.run(result)
         self.printed = out.getvalue()
 
-    def _shown(self, value: object, comment: str, line: int) -> None:
-        found, wanted = ("".join(text.split()) for text in (repr(value), comment))
-        assert found == wanted, f"{self.page.name}, line {line}: it is {value!r} and not {comment}"
+    def _check_value(self, value: object, comment: str, line: int) -> None:
+        actual, expected = ("".join(text.split()) for text in (repr(value), comment))
+        assert actual == expected, f"{self.page.name}, line {line}: it is {value!r} and not {comment}"
 
     def _command(self, command: str, block: Block) -> None:
         words = shlex.split(command, comments=True)
@@ -186,23 +186,23 @@ class _Run:
             self._shell(command, block)
 
     def _tokentrace(self, words: list[str], block: Block) -> None:
-        """A command of ours, in this process: what it imports and loads is there already."""
+        """Run a tokentrace command in this process, which has its imports and models loaded."""
         from click.testing import CliRunner
 
         from tokentrace.cli import main
 
-        done = CliRunner().invoke(main, words, env=_PLAIN, catch_exceptions=False)
-        self._ended(done.exit_code, done.stdout, done.stderr, shlex.join(["tokentrace", *words]), block)
+        result = CliRunner().invoke(main, words, env=_PLAIN, catch_exceptions=False)
+        self._check_exit(result.exit_code, result.stdout, result.stderr, shlex.join(["tokentrace", *words]), block)
 
     def _shell(self, command: str, block: Block) -> None:
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         env = {**os.environ, **_PLAIN, "PATH": os.pathsep.join(paths)}
-        done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, check=False)
-        self._ended(done.returncode, done.stdout, done.stderr, command, block)
+        result = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, check=False)
+        self._check_exit(result.returncode, result.stdout, result.stderr, command, block)
 
-    def _ended(self, code: int, out: str, err: str, command: str, block: Block) -> None:
-        said = f"{self._place(block)}: {command}\n{out[-2000:]}\n{err[-4000:]}"
-        assert code == int(block.marks.get("exits", 0)), f"exit code {code}: {said}"
+    def _check_exit(self, code: int, out: str, err: str, command: str, block: Block) -> None:
+        description = f"{self._place(block)}: {command}\n{out[-2000:]}\n{err[-4000:]}"
+        assert code == int(block.marks.get("exits", 0)), f"exit code {code}: {description}"
         self.printed = out
 
     def _serve(self, words: list[str]) -> None:
@@ -216,16 +216,16 @@ class _Run:
             self.address, self.printed = address, SERVED
 
     def _compare(self, expected: str, block: Block, what: str) -> None:
-        wanted = [line.rstrip() for line in expected.strip().splitlines()]
-        pattern = "\n".join("(?s:.*)" if line == "…" else re.escape(line).replace("…", ".*") for line in wanted)
-        found = "\n".join(line.rstrip() for line in self.printed.strip().splitlines())
-        assert re.fullmatch(pattern, found), f"{self._place(block)}: {what} printed\n{found}\nand not\n{expected}"
+        lines = [line.rstrip() for line in expected.strip().splitlines()]
+        pattern = "\n".join("(?s:.*)" if line == "…" else re.escape(line).replace("…", ".*") for line in lines)
+        actual = "\n".join(line.rstrip() for line in self.printed.strip().splitlines())
+        assert re.fullmatch(pattern, actual), f"{self._place(block)}: {what} printed\n{actual}\nand not\n{expected}"
 
     def _place(self, block: Block) -> str:
         return f"{self.page.name}, line {block.line}"
 
     def close(self) -> None:
-        """End what was started."""
+        """Close the loop and stop the servers."""
         self.loop.close()
         for server in self.servers:
             server.terminate()
@@ -233,7 +233,7 @@ class _Run:
 
 
 def _with_values(code: str) -> ast.Module:
-    """Code in which an expression with a value in the comment after it (``rows[0].samples  # (0, 2)``) is compared."""
+    """Parse code and compare each expression with the value in its comment (``rows[0].samples  # (0, 2)``)."""
     tree, lines = ast.parse(code), code.splitlines()
     for node in tree.body:
         if not isinstance(node, ast.Expr):
@@ -241,8 +241,8 @@ def _with_values(code: str) -> ast.Module:
         comment = lines[node.end_lineno - 1][node.end_col_offset :].partition("# ")[2] if node.end_lineno else ""
         with contextlib.suppress(SyntaxError):
             if any(isinstance(inner, ast.Constant) for inner in ast.walk(ast.parse(comment, mode="eval"))):
-                shown = [node.value, ast.Constant(comment), ast.Constant(node.end_lineno)]
-                node.value = ast.Call(ast.Name("__shown__", ast.Load()), shown, [])
+                arguments = [node.value, ast.Constant(comment), ast.Constant(node.end_lineno)]
+                node.value = ast.Call(ast.Name("__shown__", ast.Load()), arguments, [])
     return ast.fix_missing_locations(tree)
 
 

@@ -1,4 +1,4 @@
-"""Tests that are coroutines."""
+"""Coroutines as tests."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""transformers as the oracle: what a model's own template and vocabulary make of a conversation."""
+"""transformers as the oracle: conversations rendered and encoded by a model's own template and vocabulary."""
 
 import copy
 import hashlib
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: no request leaves the machine
 
 from tests.assets import family_dir
 from tests.lazy import lazy
@@ -15,7 +15,7 @@ from tests.support import per_family
 
 TEMPLATE = "chat_template.jinja"
 _loaded: dict[str, Any] = {}
-"""The last one, by the digest of its files."""
+"""The tokenizer loaded last, by the digest of its files."""
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
@@ -39,13 +39,13 @@ class GenerationMask:
 
 @per_family
 def hf_tokenizer(family: str) -> Any:
-    """The family as transformers loads it; one instance, which nobody may change.
+    """The family's tokenizer from transformers: one shared instance, which tests must not change.
 
-    Families whose files are the same, but for the template, are loaded once, and have their template put in.
+    Families whose files differ only in the template are loaded once; each gets a copy with its template.
     """
     folder, template = family_dir(family), family_dir(family) / TEMPLATE
-    others = [file for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
-    digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in others)).hexdigest()
+    files = [file for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
+    digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
     if digest not in _loaded:
         _loaded.clear()
         _loaded[digest] = lazy("transformers").PreTrainedTokenizerFast.from_pretrained(
@@ -68,7 +68,7 @@ def _apply(tokenizer: Any, messages: Messages, tools: Tools, options: dict[str, 
 def hf_ids(
     family: str, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False, **kwargs: Any
 ) -> list[int] | Refusal:
-    """Ids of the rendered conversation, or why there are none."""
+    """Ids of the rendered conversation, or the refusal."""
     options = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": False}
     ids: list[int] | Refusal = _apply(hf_tokenizer(family), messages, tools, options | kwargs)
     return ids
@@ -77,14 +77,14 @@ def hf_ids(
 def hf_text(
     family: str, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False, **kwargs: Any
 ) -> str | Refusal:
-    """Text of the rendered conversation, or why there is none."""
+    """Text of the rendered conversation, or the refusal."""
     options = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
     rendered: str | Refusal = _apply(hf_tokenizer(family), messages, tools, options | kwargs)
     return rendered
 
 
 def hf_jinja(source: str, messages: Messages, tools: Tools = None, **options: Any) -> tuple[str, Any] | Refusal:
-    """What transformers' own Jinja environment renders, and the ranges in `generation` blocks if asked for."""
+    """Text from transformers' own Jinja environment, and the ranges in `generation` blocks if requested."""
     utils = lazy("transformers.utils.chat_template_utils")
     try:
         texts, ranges = utils.render_jinja_template([messages], tools=tools, chat_template=source, **options)
@@ -96,9 +96,9 @@ def hf_jinja(source: str, messages: Messages, tools: Tools = None, **options: An
 def hf_generation_mask(
     tokenizer: Any, template: str, messages: Messages, tools: Tools = None, **kwargs: Any
 ) -> GenerationMask | Refusal:
-    """What a training template marks as generated; `template` has to have `generation` blocks."""
+    """The ids that a training template marks as generated; `template` must have `generation` blocks."""
     options = {"chat_template": template, "return_dict": True, "return_assistant_tokens_mask": True}
-    answer = _apply(tokenizer, messages, tools, options | kwargs)
-    if isinstance(answer, Refusal):
-        return answer
-    return GenerationMask(list(answer["input_ids"]), list(answer["assistant_masks"]))
+    encoded = _apply(tokenizer, messages, tools, options | kwargs)
+    if isinstance(encoded, Refusal):
+        return encoded
+    return GenerationMask(list(encoded["input_ids"]), list(encoded["assistant_masks"]))

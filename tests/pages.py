@@ -1,4 +1,4 @@
-"""Pages as a browser gets them: their tags, their policy, and the document that they carry, decoded by hand."""
+"""Parses HTML pages: their tags, their content security policy, and the document that they embed."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ def html_page(result: Any, title: str = "", *, tokenizer: Any = None) -> str:
 
 
 class Page(HTMLParser):
-    """Checks that tags nest, and gathers what a browser would see, run and apply."""
+    """Checks that tags nest, and collects tags, scripts, styles and the embedded data."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
     @property
     def policy(self) -> dict[str, list[str]]:
-        """What the page allows, by directive."""
+        """The sources that the page allows, by directive."""
         (content,) = (
             str(attributes["content"])
             for tag, attributes in self.tags
@@ -63,13 +63,13 @@ class Page(HTMLParser):
 
 
 def sources(texts: list[str]) -> list[str]:
-    """Texts as a policy names them."""
+    """Hashes of texts as a policy writes them."""
     digests = [hashlib.sha256(text.encode()).digest() for text in texts]
     return [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
 
 
 def assert_only_its_own_code_runs(text: str) -> None:
-    """The law of every page that we write: its own script and style sheet, by hash, and nothing else."""
+    """Assert that a page may run only its own script and style sheet, by hash."""
     page = Page(text)
     assert page.policy == {
         "default-src": ["'none'"],
@@ -88,18 +88,18 @@ def assert_only_its_own_code_runs(text: str) -> None:
 
 
 def read_page(text: str) -> dict[str, Any]:
-    """The document of a page."""
-    found: dict[str, Any] = json.loads(Page(text).data)
-    return found
+    """The document embedded in a page."""
+    document: dict[str, Any] = json.loads(Page(text).data)
+    return document
 
 
 def read_frame(text: str) -> dict[str, Any]:
-    """The document of a notebook's cell."""
-    found = re.fullmatch(
+    """The document embedded in a notebook's cell."""
+    match = re.fullmatch(
         r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts" style="[^"]*" title="tokentrace"></iframe>', text
     )
-    assert found, text[:200]
-    return read_page(html.unescape(found[1]))
+    assert match, text[:200]
+    return read_page(html.unescape(match[1]))
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -107,12 +107,12 @@ def strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from strings(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
 
 
 def said(text: str) -> str:
-    """All that a page says."""
+    """All text of a page's document."""
     return "\n".join(strings(read_page(text)))
 
 
@@ -120,40 +120,40 @@ COLUMNS = ("message", "hue", "field", "mask", "turn", "version")
 
 
 def columns(document: dict[str, Any], index: int) -> dict[str, list[Any]]:
-    """A track of a document, one entry per token, what it shares with its parent included."""
+    """A track of a document, one entry per token, including those that it shares with its parent."""
     track = document["tracks"][index]
-    found: dict[str, list[Any]] = {name: [] for name in ("id", "text", "control", "logprob", *COLUMNS)}
+    entries: dict[str, list[Any]] = {name: [] for name in ("id", "text", "control", "logprob", *COLUMNS)}
     ids, texts = document["words"]
     for code in track["tokens"]:
-        found["id"].append(ids[code])
-        found["text"].append(texts[code])
-        found["control"].append(code in document["control"])
+        entries["id"].append(ids[code])
+        entries["text"].append(texts[code])
+        entries["control"].append(code in document["control"])
     for at in range(0, len(track["runs"]), 7):
         length, *values = track["runs"][at : at + 7]
         for name, value in zip(COLUMNS, values, strict=True):
-            found[name] += [value] * length
-    found["logprob"] = [None] * len(track["tokens"])
+            entries[name] += [value] * length
+    entries["logprob"] = [None] * len(track["tokens"])
     for start, values in track["logprobs"]:
-        found["logprob"][start : start + len(values)] = values
-    found["hue"] = [document["hues"][hue][0] for hue in found["hue"]]
-    found["field"] = [document["fields"][at] if track["fielded"] else None for at in found["field"]]
+        entries["logprob"][start : start + len(values)] = values
+    entries["hue"] = [document["hues"][hue][0] for hue in entries["hue"]]
+    entries["field"] = [document["fields"][at] if track["fielded"] else None for at in entries["field"]]
     if track["parent"] >= 0:
-        before = columns(document, track["parent"])
-        found = {name: [*before[name][: track["shared"]], *values] for name, values in found.items()}
-    return found
+        inherited = columns(document, track["parent"])
+        entries = {name: [*inherited[name][: track["shared"]], *values] for name, values in entries.items()}
+    return entries
 
 
 def both_sides(document: dict[str, Any], index: int) -> tuple[list[int], list[int]]:
-    """The ids of what a contrast removes from, and of what it adds to."""
-    told = document["contrasts"][index]
-    base = columns(document, told["base"])["id"][: told["stop"]]
-    other = columns(document, told["other"])["id"]
-    made: list[int] = []
+    """The ids of a contrast's base, and those that its hunks make of it."""
+    contrast = document["contrasts"][index]
+    base = columns(document, contrast["base"])["id"][: contrast["stop"]]
+    other = columns(document, contrast["other"])["id"]
+    result: list[int] = []
     at = 0
-    for first, count in zip(told["hunks"][::2], told["hunks"][1::2], strict=True):
+    for first, count in zip(contrast["hunks"][::2], contrast["hunks"][1::2], strict=True):
         for number in range(first, first + count):
             start, stop, other_start, other_stop = document["hunks"][4 * number : 4 * number + 4]
-            made += base[at:start] + other[other_start:other_stop]
+            result += base[at:start] + other[other_start:other_stop]
             at = stop
-    made += base[at:]
-    return base, made
+    result += base[at:]
+    return base, result

@@ -1,4 +1,4 @@
-"""A Ray of this machine for tests: two CPUs, quiet, and gone afterwards."""
+"""A local Ray cluster for tests: two CPUs, quiet, and shut down afterwards."""
 
 import contextlib
 import logging
@@ -16,34 +16,34 @@ ROOT = Path(__file__).parents[1]
 
 
 def processes_of(folder: str) -> list[str]:
-    """What still runs with this folder among its arguments."""
-    found = []
+    """Command lines of the running processes that mention this folder."""
+    commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if folder in command:
-                found.append(command[:200])
-    return found
+                commands.append(command[:200])
+    return commands
 
 
 def children_of(pid: int) -> Iterator[tuple[int, str]]:
-    """Processes below this one, with their names."""
+    """Descendants of a process, with their names."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    for one in parents:
-        above: int | None = one
-        while above is not None and above != pid:
-            above = parents.get(above)
-        if above is not None and one != pid:
+    for child in parents:
+        ancestor: int | None = child
+        while ancestor is not None and ancestor != pid:
+            ancestor = parents.get(ancestor)
+        if ancestor is not None and child != pid:
             with contextlib.suppress(OSError):
-                yield one, Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+                yield child, Path(f"/proc/{child}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
 
 
 @contextlib.contextmanager
 def local_ray() -> Iterator[Any]:
-    """A Ray inside the block; its workers can import the tests."""
+    """Run Ray inside the block; its workers can import the tests."""
     import ray
     import ray.data
 
@@ -63,9 +63,9 @@ def local_ray() -> Iterator[Any]:
         assert processes_of(folder)
         yield ray
         ray.shutdown()
-    deadline = time.monotonic() + 60  # its workers take a moment to notice that it is gone
-    while (left := processes_of(folder)) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60  # workers take a moment to notice the shutdown
+    while (remaining := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
-    assert not left
+    assert not remaining
     assert not [name for _, name in children_of(os.getpid()) if "raylet" in name or "gcs_server" in name]

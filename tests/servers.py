@@ -1,4 +1,4 @@
-"""A server of JSON on this machine, for clients that need a socket."""
+"""A local JSON server, for clients that need a socket."""
 
 import json
 import threading

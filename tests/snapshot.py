@@ -1,10 +1,10 @@
-"""Snapshot every render, mask, bridge, parse and row over all families and other people's templates; compare two.
+"""Snapshot every render, mask, bridge, parse and row over all families and third-party templates; compare two.
 
     python -m tests.snapshot before.json          # about ten minutes on one core
     python -m tests.snapshot after.json
     python -m tests.snapshot --compare before.json after.json
 
-Run it before and after a change that is to change no token. A result is stored as a digest; a refusal as its type.
+Run it before and after a change that must not change any token. Results are stored as digests, refusals as types.
 """
 
 import argparse
@@ -30,22 +30,22 @@ from tokentrace import Renderer, TokentraceError
 from tokentrace.samples import build_supervised_samples
 
 CUTS = (0.15, 0.4, 0.7, 0.95)
-"""Where a completion is cut off, as a part of its tokens."""
+"""Where completions are cut off, as fractions of their length."""
 OTHER_TEMPLATES = {"xllamacpp": "thirdparty/llama.cpp/models/templates", "vllm": "examples"}
-"""Source distributions that carry templates, and the folder that these are in."""
+"""Source distributions that contain templates, and the templates' folder."""
 
 
 def digest(value: Any) -> str:
     """A short hash of arrays, lists and JSON."""
 
-    def plain(one: Any) -> Any:
-        return one.tolist() if isinstance(one, np.ndarray) else str(one)
+    def plain(item: Any) -> Any:
+        return item.tolist() if isinstance(item, np.ndarray) else str(item)
 
     return hashlib.sha256(json.dumps(value, default=plain, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def renderers() -> Iterator[tuple[str, Callable[[], Renderer]]]:
-    """Every template that is to be tried, by name: families with each variable, then templates of other packages."""
+    """Every template by name: families with each variable, then templates of other packages."""
     for family in FAMILIES:
         for variables in variable_choices(family):
             yield f"{family} {variables or ''}", partial(make_renderer, family, **variables)
@@ -62,7 +62,7 @@ def renderers() -> Iterator[tuple[str, Callable[[], Renderer]]]:
 
 
 def results(renderer: Renderer, conversation: Conversation) -> Iterator[tuple[str, Any]]:
-    """Everything that the renderer makes of a conversation, by name."""
+    """All results of a renderer for a conversation, by name."""
     messages, tools = conversation.messages, conversation.tools
 
     def attempt(make: Callable[[], Any]) -> Any:
@@ -107,26 +107,26 @@ def results(renderer: Renderer, conversation: Conversation) -> Iterator[tuple[st
                 yield f"parse {turn.message} {share}", attempt(partial(parsed, cut, prompt))
 
 
-def snapshot(chosen: str) -> dict[str, str]:
+def snapshot(only: str) -> dict[str, str]:
     """The digest of every result, by template, conversation and name."""
-    taken: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name, make in renderers():
-        if chosen and chosen not in name:
+        if only and only not in name:
             continue
         try:
             renderer = make()
         except TokentraceError as error:
-            taken[name] = type(error).__name__
+            digests[name] = type(error).__name__
             continue
         for title, conversation in CONVERSATIONS.items():
             for what, result in results(renderer, conversation):
-                taken[f"{name} | {title} | {what}"] = result if isinstance(result, str) else digest(result)
-        print(f"{len(taken):7,} {name}", file=sys.stderr, flush=True)
-    return taken
+                digests[f"{name} | {title} | {what}"] = result if isinstance(result, str) else digest(result)
+        print(f"{len(digests):7,} {name}", file=sys.stderr, flush=True)
+    return digests
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> int:
-    """Print what differs; the number of differences."""
+    """Print the differences and return their number."""
     differing = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
     for key in sorted(differing):
         print(f"{key}: {before.get(key)} -> {after.get(key)}")

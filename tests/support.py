@@ -1,4 +1,4 @@
-"""What tests share: loaded tokenizers, renderers made of them, and small tokenizers made up on the spot."""
+"""Shared by tests: loaded tokenizers, renderers of them, and small synthetic tokenizers."""
 
 import copy
 import ctypes
@@ -33,7 +33,7 @@ JINJA_FAMILIES = [name for name, row in FAMILIES.items() if row.template is not 
 """Families that ship a chat template."""
 
 PYTHON_FORMATS = {"deepseek-v3.2": DEEPSEEK_V32, "deepseek-v4": DEEPSEEK_V4}
-"""The others, whose format is written in Python."""
+"""Families without one, whose format is written in Python."""
 
 
 templates_of_trl = cache(trl_templates)
@@ -44,7 +44,7 @@ templates_of_trl = cache(trl_templates)
 
 @cache
 def vocabulary_digest(family: str) -> str:
-    """Which tokenizer.json a family has; several families share one. Pocket is itself."""
+    """Identifies a family's tokenizer.json, which families may share; for pocket, the name itself."""
     if family not in FAMILIES:
         return family
     return hashlib.sha256((family_dir(family) / "tokenizer.json").read_bytes()).hexdigest()
@@ -52,63 +52,63 @@ def vocabulary_digest(family: str) -> str:
 
 Result = TypeVar("Result")
 
-_MADE: OrderedDict[str, dict[Any, Any]] = OrderedDict()
-"""What was made of the families that were asked for last, and of their vocabularies, by digest."""
+_CACHE: OrderedDict[str, dict[Any, Any]] = OrderedDict()
+"""Cached results of the families that were used last, and of their vocabularies, by digest."""
 
-_FAMILIES = 2
-_VOCABULARIES = 2
-"""How many are held: a vocabulary is some hundred MB, and tests of one run together."""
-
-
-def _held(kind: str, key: str, most: int) -> dict[Any, Any]:
-    """What is held of a family or a vocabulary; the one that was not asked for longest is forgotten."""
-    found = _MADE.setdefault(f"{kind} {key}", {})
-    _MADE.move_to_end(f"{kind} {key}")
-    of_kind = [name for name in _MADE if name.startswith(f"{kind} ")]
-    for name in of_kind[:-most]:
-        del _MADE[name]
-        if kind == "vocabulary":  # the rest is small, and goes with it
-            _give_back_memory()
-    return found
+_MAX_FAMILIES = 2
+_MAX_VOCABULARIES = 2
+"""The size of the cache: a vocabulary takes some hundred MB, and tests of one vocabulary run together."""
 
 
-def _give_back_memory() -> None:
-    """glibc keeps what was freed piece by piece unless it is asked."""
+def _cached(kind: str, key: str, limit: int) -> dict[Any, Any]:
+    """The cache of a family or a vocabulary; the least recently used one is dropped."""
+    entries = _CACHE.setdefault(f"{kind} {key}", {})
+    _CACHE.move_to_end(f"{kind} {key}")
+    names = [name for name in _CACHE if name.startswith(f"{kind} ")]
+    for name in names[:-limit]:
+        del _CACHE[name]
+        if kind == "vocabulary":  # a family's cache is small, and dropped with its vocabulary
+            _release_memory()
+    return entries
+
+
+def _release_memory() -> None:
+    """Return freed memory to the system, which glibc otherwise keeps."""
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def per_family(make: Callable[..., Result]) -> Callable[..., Result]:
-    """A cache of a function of a family (its first argument) that forgets when other families are asked for."""
+    """Cache a function of a family (its first argument) while that family is among the last ones used."""
 
     @wraps(make)
-    def made(family: str, *rest: Any, **named: Any) -> Result:
-        _held("vocabulary", vocabulary_digest(family), _VOCABULARIES)
-        found = _held("family", family, _FAMILIES)
-        key = (make, rest, tuple(sorted(named.items())))
-        if key not in found:
-            found[key] = make(family, *rest, **named)
-        result: Result = found[key]
+    def cached(family: str, *args: Any, **kwargs: Any) -> Result:
+        _cached("vocabulary", vocabulary_digest(family), _MAX_VOCABULARIES)
+        results = _cached("family", family, _MAX_FAMILIES)
+        key = (make, args, tuple(sorted(kwargs.items())))
+        if key not in results:
+            results[key] = make(family, *args, **kwargs)
+        result: Result = results[key]
         return result
 
-    return made
+    return cached
 
 
 def _vocabulary(family: str) -> Tokenizer:
-    """The family's tokenizer.json, with its quick encoder at work: some seconds, so families share it."""
-    held = _held("vocabulary", vocabulary_digest(family), _VOCABULARIES)
-    if _vocabulary not in held:
-        held[_vocabulary] = load_tokenizer(family_dir(family))
-        held[_vocabulary].warm_up()
-        held[_vocabulary].encode_plain("x")
-    loaded: Tokenizer = held[_vocabulary]
+    """The family's tokenizer with its fast encoder loaded. This takes some seconds, so families share it."""
+    cache = _cached("vocabulary", vocabulary_digest(family), _MAX_VOCABULARIES)
+    if _vocabulary not in cache:
+        cache[_vocabulary] = load_tokenizer(family_dir(family))
+        cache[_vocabulary].warm_up()
+        cache[_vocabulary].encode_plain("x")
+    loaded: Tokenizer = cache[_vocabulary]
     return loaded
 
 
 @per_family
 def load_family(family: str) -> Tokenizer:
-    """The family's tokenizer. Families with one vocabulary share its encoders; the rest is each family's own."""
+    """The family's tokenizer. Families with the same vocabulary share its encoders, but not templates and variables."""
     folder = family_dir(family)
     shared = copy.copy(_vocabulary(family))
     with tempfile.TemporaryDirectory() as stub:
@@ -116,23 +116,23 @@ def load_family(family: str) -> Tokenizer:
             if path.name != "tokenizer.json" and path.is_file():
                 shutil.copy(path, stub)
         (Path(stub) / "tokenizer.json").write_text(byte_tokenizer_json(()), encoding="utf-8")
-        own = load_tokenizer(stub)
+        unshared = load_tokenizer(stub)
     shared.name = family
-    shared.templates, shared.variables, shared.eos_ids = own.templates, own.variables, own.eos_ids
+    shared.templates, shared.variables, shared.eos_ids = unshared.templates, unshared.variables, unshared.eos_ids
     return shared
 
 
 @per_family
 def _renderer(family: str, settings: str) -> Renderer:
-    given = json.loads(settings)
+    options = json.loads(settings)
     template = PYTHON_FORMATS.get(family)
-    return create_renderer(load_family(family), "default", **{"chat_template": template, "lost": "ignore", **given})
+    return create_renderer(load_family(family), "default", **{"chat_template": template, "lost": "ignore", **options})
 
 
 def make_renderer(family: str, **settings: Any) -> Renderer:
     """A renderer with the family's shipped template; equal settings give the same one.
 
-    Lost text is nobody's concern here unless `lost` says so: most templates have something that they do not write.
+    `lost` is "ignore" by default, because most templates drop some text.
     """
     return _renderer(family, json.dumps(settings, sort_keys=True))
 
@@ -158,38 +158,38 @@ _MATRIX = {id(conversation) for conversation in CONVERSATIONS.values()}
 
 
 def rendered(renderer: Renderer, conversation: Conversation, *, prompt: bool = False, again: bool = False) -> Any:
-    """The rendered conversation, or the error with which it was refused.
+    """The rendered conversation, or the error that the renderer raised.
 
-    A renderer renders a conversation of the matrix once, whichever tests ask for it; `again` renders it anew.
+    Renderings of the matrix are cached by renderer; `again` renders a conversation once more.
     """
     key = (id(conversation), prompt)
-    known = _RENDERED.setdefault(renderer, {}) if id(conversation) in _MATRIX else {}
-    if key not in known or again:
+    cache = _RENDERED.setdefault(renderer, {}) if id(conversation) in _MATRIX else {}
+    if key not in cache or again:
         try:
-            known[key] = renderer.render(conversation.messages, tools=conversation.tools, add_generation_prompt=prompt)
+            cache[key] = renderer.render(conversation.messages, tools=conversation.tools, add_generation_prompt=prompt)
         except TokentraceError as error:
             error.__cause__ = error.__context__ = None  # their frames hold the renderer
-            known[key] = error.with_traceback(None)
-    return known[key]
+            cache[key] = error.with_traceback(None)
+    return cache[key]
 
 
 Item = TypeVar("Item")
 
 FULL = os.environ.get("TOKENTRACE_FULL") == "1"
-"""Whether every product of families and conversations is tried in full, as `make test-long` does."""
+"""Whether all combinations of families and conversations are tested, as in `make test-long`."""
 
 
 def rotating(items: Iterable[Item], key: str, every: int) -> list[Item]:
-    """One of so many items, beginning at a place that depends on the key; in a full run all of them.
+    """One in `every` items, starting at an offset that depends on the key; all items in a full run.
 
-    Tests give the family as the key, so that each item is tried with some family.
+    Tests use the family as the key, so that each item is tested with some family.
     """
-    given = list(items)
-    return given if FULL else given[crc32(key.encode()) % every :: every]
+    pool = list(items)
+    return pool if FULL else pool[crc32(key.encode()) % every :: every]
 
 
 def examples(many: int) -> int:
-    """How many examples Hypothesis tries of a law that has found nothing for long: a sixth, in a full run all."""
+    """The number of Hypothesis examples for a stable property: a sixth of `many`, in a full run all."""
     return many if FULL else max(15, many // 6)
 
 
@@ -198,22 +198,22 @@ def variable_choices(family: str) -> list[dict[str, Any]]:
     return [{}, *({name: value} for name, values in FAMILIES[family].kwargs.items() for value in values)]
 
 
-def some(failures: Sequence[Any], shown: int = 5) -> str:
-    """The first failures, one a line, for the message of an assertion."""
-    lines = [str(failure)[:600] for failure in failures[:shown]]
+def some(failures: Sequence[Any], count: int = 5) -> str:
+    """The first failures, one per line, for an assertion's message."""
+    lines = [str(failure)[:600] for failure in failures[:count]]
     return f"{len(failures)} failures:\n" + "\n".join(lines)
 
 
-# -- tokenizers made up on the spot
+# -- synthetic tokenizers
 
 
 def byte_tokenizer_json(controls: Iterable[str]) -> str:
     """A tokenizer.json with one token per byte and the given control tokens."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_alphabet(), merges=[]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in controls])
-    return str(made.to_str())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_alphabet(), merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in controls])
+    return str(tokenizer.to_str())
 
 
 CONTROL = re.compile(
@@ -223,17 +223,17 @@ CONTROL = re.compile(
     r"|</?(?:s|bos|eos|think|start_of_turn|end_of_turn|end_of_utterance|tool_call|tool_calls)>"
     r"|\[/?[A-Z_]+\]"
 )
-"""What looks like a control token in the source of a template."""
+"""Matches text that looks like a control token in a template's source."""
 
 
 def tokenizer_json_for(*templates: str) -> str:
-    """A tokenizer.json of bytes in which whatever looks like a control token in the templates is one."""
-    found = {match for source in templates for match in CONTROL.findall(source)}
-    return byte_tokenizer_json(sorted(found | {"<s>", "</s>"}))
+    """A tokenizer.json of bytes whose control tokens are all that look like one in the templates."""
+    controls = {match for source in templates for match in CONTROL.findall(source)}
+    return byte_tokenizer_json(sorted(controls | {"<s>", "</s>"}))
 
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-"""Template variables of made-up tokenizers."""
+"""Template variables of synthetic tokenizers."""
 
 
 def over_bytes(source: str, name: str = "made up", controls: str = "", **settings: Any) -> Renderer:

@@ -1,5 +1,5 @@
-"""Bad input never becomes a traceback from the middle of something, and never a wrong id: it is a typed error
-that says where, or it renders as transformers would render it."""
+"""Bad input raises a typed error that names the message and field, or renders as transformers renders it: never an
+untyped exception, and never a wrong id."""
 
 import dataclasses
 import enum
@@ -38,8 +38,8 @@ AS_GIVEN = create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, lost="i
 USER = {"role": "user", "content": "hi"}
 
 
-def calls(*made: Any) -> list[Any]:
-    return [USER, {"role": "assistant", "content": "", "tool_calls": list(made)}]
+def calls(*entries: Any) -> list[Any]:
+    return [USER, {"role": "assistant", "content": "", "tool_calls": list(entries)}]
 
 
 def call(**function: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ SURROGATE = "a\ud800b"
 
 
 @pytest.mark.parametrize(
-    ("messages", "message", "field", "said"),
+    ("messages", "message", "field", "problem"),
     [
         ("hi", None, None, "not a str"),
         (USER, None, None, "not a dict"),
@@ -98,19 +98,19 @@ SURROGATE = "a\ud800b"
         (calls(call(name=SURROGATE)), 1, "tool_calls.0.function.name", "surrogate"),
     ],
 )
-def test_conversations_that_are_none(messages: Any, message: int | None, field: str | None, said: str) -> None:
+def test_invalid_conversations_are_refused(messages: Any, message: int | None, field: str | None, problem: str) -> None:
     with pytest.raises(InputError) as caught:
         RENDERER.render(messages)
     error = caught.value
     assert (error.message, error.field) == (message, field)
-    assert said in str(error)
+    assert problem in str(error)
     assert len(str(error)) < 500
     if message is not None:
         assert str(error).startswith(f"message {message}")
 
 
 @pytest.mark.parametrize(
-    ("tools", "field", "said"),
+    ("tools", "field", "problem"),
     [
         ("f", "tools", "not a str"),
         ({"name": "f"}, "tools", "not a dict"),
@@ -125,17 +125,17 @@ def test_conversations_that_are_none(messages: Any, message: int | None, field: 
         ([{"name": "f", "parameters": {SURROGATE: 1}}], f"tools.0.parameters.{SURROGATE}.<key>", "surrogate"),
     ],
 )
-def test_tools_that_are_none(tools: Any, field: str, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_invalid_tools_are_refused(tools: Any, field: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem) as caught:
         RENDERER.render([USER], tools=tools)
     assert (caught.value.message, caught.value.field) == (None, field)
 
 
-def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
-    """A template may compare things with any text; only what could be the name of a role is one."""
+def test_a_hostile_role_in_a_template_is_not_a_known_role() -> None:
+    """A template may compare a role with any text; only text in the form of a role's name makes a known role."""
     names, hostile = ["critic", "tool_response", "x-1", "a.b"], ["</think>", "<|im_end|>", "a b", "x\n"]
-    known = " or ".join(f"m.role == {role!r}" for role in names + hostile)
-    source = "{% for m in messages %}{% if " + known + " %}{% endif %}{{ m.role }}{% endfor %}"
+    comparisons = " or ".join(f"m.role == {role!r}" for role in names + hostile)
+    source = "{% for m in messages %}{% if " + comparisons + " %}{% endif %}{{ m.role }}{% endfor %}"
     renderer = create_renderer(TOKENIZER, "default", chat_template=source, lost="ignore")
     for role in names:
         assert renderer.render([{"role": role, "content": "x"}]).text == role
@@ -162,7 +162,7 @@ BOTTOMLESS = {
 def test_bottomless_values_are_input_errors_that_name_the_field(
     value: Any, renderer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokentrace.values.plain.MAX_VALUES", 20_000)  # quicker to count up to
+    monkeypatch.setattr("tokentrace.values.plain.MAX_VALUES", 20_000)  # so that the limit is reached quickly
     for messages, field in (
         (calls(call(arguments={"a": value})), "tool_calls.0.function.arguments"),
         ([USER, {"role": "tool", "content": {"a": value}}], "content"),
@@ -196,7 +196,7 @@ class Point:
 
 
 class Model:
-    """As pydantic has it."""
+    """Has `model_dump`, as pydantic models do."""
 
     def __init__(self, **values: Any) -> None:
         self.values = values
@@ -236,7 +236,7 @@ VALUES = {
 
 
 NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "nested", "nan", "infinity", "int_keys")
-"""Values that transformers prints in some way of its own, and that are refused unless messages stay as given."""
+"""Values that are not valid JSON: refused, unless messages are rendered as given."""
 
 
 def by_transformers(messages: Any, tools: Any = None) -> str:
@@ -259,15 +259,15 @@ def test_values_that_are_not_quite_json(name: str) -> None:
         assert RENDERER.render(messages).text == expected
         assert RENDERER.render(content).text == expected_content
         return
-    for given_messages, field in ((messages, "tool_calls.0.function.arguments.value"), (content, "content.value")):
+    for conversation, field in ((messages, "tool_calls.0.function.arguments.value"), (content, "content.value")):
         with pytest.raises(InputError, match="which is not valid JSON") as caught:
-            RENDERER.render(given_messages)
-        assert caught.value.message == len(given_messages) - 1
+            RENDERER.render(conversation)
+        assert caught.value.message == len(conversation) - 1
         assert (caught.value.field or "").startswith(field)
 
 
 def test_arguments_that_json_does_not_have_are_refused_for_every_template(any_family: str) -> None:
-    """A template would print ``NaN``, which no parser of calls reads, or fail on the key."""
+    """A template would print ``NaN``, which no parser of tool calls accepts, or fail on the key."""
     renderer = make_renderer(any_family)
     for arguments in ({1: "a"}, {None: 1}, {"x": float("nan")}, {"x": [{"y": float("-inf")}]}):
         with pytest.raises(InputError, match="which is not valid JSON") as caught:
@@ -296,10 +296,10 @@ def test_messages_that_are_not_quite_mappings() -> None:
     assert RENDERER.render([{"role": np.str_("user"), "content": np.str_("hi")}]).token_ids == expected
 
 
-# -- renderers that cannot be made
+# -- invalid settings of a renderer
 
 
-def test_who_is_trusted_is_a_set_of_roles_and_a_template_is_text() -> None:
+def test_invalid_trusted_roles_and_templates_are_refused() -> None:
     for trusted in ("user", 5, None, [5], [["user"]], np.array(5)):
         with pytest.raises(RendererError, match="trusted"):
             create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, trusted=trusted)

@@ -1,4 +1,4 @@
-"""The histories of `bench`: what it measures must be what a model is given."""
+"""Tests of `bench`: it measures exactly the ids that a model gets, and rejects wrong ones."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ from bench import gateway, render, report, rows
 from bench.__main__ import PARTS
 from bench.bridge import RESULT_BYTES, grow, results
 from bench.conversations import sources, tools, varied
-from bench.parse import TOOL, completion, story
+from bench.parse import TOOL, completion, parsed_fields
 from bench.timing import IN_A_ROW
 from tests.oracle import hf_ids
 from tests.support import FULL, make_renderer
@@ -36,11 +36,11 @@ def test_a_rollout_grown_by_bridges_is_what_transformers_renders(family: str) ->
 
 
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.5"])
-def test_a_completion_to_be_parsed_holds_all_that_is_measured(family: str) -> None:
+def test_the_parsed_completion_has_reasoning_content_and_calls(family: str) -> None:
     renderer = make_renderer(family)
     prompt, ids = completion(renderer, 500, sources(), 3)
     parsed = renderer.parse_response(ids, tools=[TOOL], prompt_ids=prompt)
-    content, reasoning, calls = story(parsed)
+    content, reasoning, calls = parsed_fields(parsed)
     assert content
     assert reasoning
     assert [(name, arguments["line"]) for name, arguments in calls] == [("edit_file", 0), ("edit_file", 1)]
@@ -48,7 +48,7 @@ def test_a_completion_to_be_parsed_holds_all_that_is_measured(family: str) -> No
     assert 250 < len(ids) < 1_500
 
 
-def test_each_figure_is_of_ids_that_are_the_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_libraries_with_the_ids_of_the_template_get_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "native_renderer", lambda _: None)  # installed by `make bench` alone
     with Progress(disable=True) as progress:
         contenders = render.Contenders("qwen3")
@@ -72,9 +72,9 @@ def test_each_figure_is_of_ids_that_are_the_templates(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(not FULL, reason="long: make test-long")
 def test_rows_are_equal_to_trls_before_they_count() -> None:
     with Progress(disable=True) as progress:
-        found = rows.measure(rows.Contenders("qwen3"), "TRL's", 2, 4, itertools.cycle(sources()), progress)
-    assert set(found.spent) == {"TRL", "tokentrace", "limit"}
-    assert found.differ == {"TRL": 0}
+        measured = rows.measure(rows.Contenders("qwen3"), "TRL's", 2, 4, itertools.cycle(sources()), progress)
+    assert set(measured.spent) == {"TRL", "tokentrace", "limit"}
+    assert measured.differ == {"TRL": 0}
 
 
 def test_tables_are_written_between_their_markers(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ def test_the_docs_have_a_place_for_every_table() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CPU time of another process is read from /proc")
 @pytest.mark.parametrize("stream", [False, True] if FULL else [True])
-def test_turns_of_a_gateway_are_measured_and_their_prompts_are_exact(stream: bool, tmp_path: Path) -> None:
-    found = asyncio.run(gateway.turns("qwen3", tmp_path / "store.db", 1_500, stream))
-    lengths = [turn.tokens for turn in found]
+def test_gateway_turns_are_measured_and_their_prompts_are_exact(stream: bool, tmp_path: Path) -> None:
+    measured = asyncio.run(gateway.turns("qwen3", tmp_path / "store.db", 1_500, stream))
+    lengths = [turn.tokens for turn in measured]
     assert lengths == sorted(set(lengths))
     assert lengths[-1] >= 1_500 > lengths[-2]
-    assert all(turn.gateway > 0 and turn.raw > 0 and turn.seconds > 0 for turn in found)
+    assert all(turn.gateway > 0 and turn.raw > 0 and turn.seconds > 0 for turn in measured)
     with pytest.raises(AssertionError, match="1 of 1 prompts are not what is stored"):
         asyncio.run(gateway.check(tmp_path / "store.db", Counter({(1_500, 7): 1})))

@@ -1,4 +1,4 @@
-"""Every block of code in README.md and docs/ runs, or says why it cannot run here; these are few, and listed."""
+"""Every code block in README.md and docs/ runs, or states why it cannot; the few exceptions are listed here."""
 
 import ast
 import contextlib
@@ -19,9 +19,9 @@ from tests.guides import GUIDES, ROOT, blocks, has_code, run_page
 ALL = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in ALL if page.parent != GUIDES]
 AGENTS = ["docs/agents.md"]
-"""Pages with code of agents, which run in an environment of their own."""
+"""Pages whose code runs agents, in a separate environment."""
 QWEN3 = ["docs/audit.md"]
-"""Pages with a model that drops the reasoning of past turns: pocket does not."""
+"""Pages that need a template that drops the reasoning of past turns; pocket's keeps it."""
 
 NOT_RUN = {
     "docs/agents.md": 1,  # Claude Code
@@ -31,7 +31,7 @@ NOT_RUN = {
     "docs/guides/trl.md": 4,  # vLLM and a GPU, a gateway, TRL's kernel, seven minutes
     "docs/guides/verl.md": 1,  # verl's trainer
 }
-"""How many blocks of a page are marked as not run; each mark has its reason."""
+"""The number of blocks marked as not run, by page; each mark states its reason."""
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in QWEN3 and has_code(ROOT / name)])
@@ -57,8 +57,8 @@ def test_a_page_imports_only_what_it_says_to_install(name: str) -> None:
                 " ".join(re.findall(r"^\$ pip install (.*)", block.code, re.MULTILINE)), comments=True
             ):
                 _, _, extras = word.rstrip("]").partition("[")
-                more = [project["optional-dependencies"][extra] for extra in extras.split(",") if extra]
-                installed |= set().union([word], *more)
+                requirements = [project["optional-dependencies"][extra] for extra in extras.split(",") if extra]
+                installed |= set().union([word], *requirements)
         elif block.language == "python" and "with" not in block.marks:
             for node in ast.walk(ast.parse(block.code)):
                 names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
@@ -69,12 +69,12 @@ def test_a_page_imports_only_what_it_says_to_install(name: str) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    found = {
+    counts = {
         str(page.relative_to(ROOT)): sum("not run" in block.marks for block in blocks(page))
         for page in ALL
         if any("not run" in block.marks for block in blocks(page))
     }
-    assert found == NOT_RUN
+    assert counts == NOT_RUN
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
@@ -88,15 +88,15 @@ PROSE = [*ALL, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "training").rglob("*.md
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_names_that_a_page_gives_exist(page: Path) -> None:
+def test_names_on_a_page_exist(page: Path) -> None:
     for name in sorted(set(re.findall(r"`(tokentrace(?:\.\w+)+)", page.read_text(encoding="utf-8")))):
-        module, _, rest = name.rpartition(".")
+        module, _, attribute = name.rpartition(".")
         with contextlib.suppress(AttributeError):
             assert pkgutil.resolve_name(name) is not None
             continue
-        path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")  # its package is not installed here
+        path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")  # its dependency is not installed here
         assert path.exists(), name
-        assert f"def {rest}(" in path.read_text(encoding="utf-8"), name
+        assert f"def {attribute}(" in path.read_text(encoding="utf-8"), name
 
 
 WRONG = {

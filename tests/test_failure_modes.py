@@ -1,8 +1,8 @@
-"""The six ways in which rollouts break when a client decodes, parses, renders and encodes again.
+"""Six ways in which rollouts break when a client decodes, parses, renders and encodes again.
 
 Each test plays both clients on the same sampled ids: one sends the whole message list through the model's own template
-(transformers does it, not we), the other bridges. The first one's next prompt is no extension of what the engine
-saw; the second one's always is. `explain_break` names what went wrong.
+(through transformers), the other bridges. The first client's next prompt does not extend the tokens that the engine
+saw; the second client's always does. `explain_break` names the cause.
 """
 
 from typing import Any
@@ -22,29 +22,29 @@ from tokentrace.trajectory import Trajectory
 DEPLOY = tool("deploy", "Deploy a service.", {"service": {"type": "string"}, "dry_run": {"type": "boolean"}}, [])
 ECHO = tool("echo", "Say it again.", {}, [])
 BASH = tool("bash", "Run a command.", {"command": {"type": "string"}}, ["command"])
-ASKED = [user("Try it, please.")]
+HISTORY = [user("Try it, please.")]
 DEPLOYS = (
     "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\n</function>\n</tool_call><|im_end|>"
 )
 
 
 class Rollout:
-    """One exchange: a prompt, what the engine sampled, and the two ways to go on from there."""
+    """A prompt, the sampled completion, and the two ways to build the next prompt."""
 
     def __init__(self, family: str, completion: str, tools: list[dict[str, Any]] | None = None) -> None:
         self.family, self.tools = family, tools
         self.renderer: Renderer = make_renderer(family)
-        self.prompt = self.renderer.render_ids(ASKED, tools=tools, add_generation_prompt=True)
+        self.prompt = self.renderer.render_ids(HISTORY, tools=tools, add_generation_prompt=True)
         self.completion = [int(index) for index in self.renderer.tokenizer.encode(completion)]
 
     @property
     def stream(self) -> list[int]:
-        """What the engine saw and said."""
+        """The ids that the engine saw and sampled."""
         return self.prompt + self.completion
 
-    def rendered_again(self, *messages: dict[str, Any]) -> list[int]:
-        """The next prompt of a client that keeps messages: the parsed reply, and what followed it."""
-        ids = hf_ids(self.family, [*ASKED, *messages], self.tools, add_generation_prompt=True)
+    def render_again(self, *messages: dict[str, Any]) -> list[int]:
+        """The next prompt of a client that keeps messages: the parsed reply and the messages after it."""
+        ids = hf_ids(self.family, [*HISTORY, *messages], self.tools, add_generation_prompt=True)
         assert isinstance(ids, list)
         return ids
 
@@ -54,11 +54,11 @@ class Rollout:
         assert bridged, bridged
         return bridged.token_ids
 
-    def cause(self, next_prompt: list[int], **known: Any) -> Cause | None:
+    def cause(self, next_prompt: list[int], **options: Any) -> Cause | None:
         """Why a prompt does not extend the stream; None if it does."""
         sampled = np.arange(len(self.stream)) >= len(self.prompt)
-        found = explain_break(self.stream, next_prompt, self.renderer, sampled=sampled, **known)
-        return None if found is None else found.cause
+        finding = explain_break(self.stream, next_prompt, self.renderer, sampled=sampled, **options)
+        return None if finding is None else finding.cause
 
 
 def test_a_a_boolean_makes_the_round_trip_through_python() -> None:
@@ -67,20 +67,20 @@ def test_a_a_boolean_makes_the_round_trip_through_python() -> None:
     messages: list[dict[str, Any]] = []
     for _ in range(4):
         messages += [assistant("", call("deploy", {"dry_run": False})), result("done")]
-        assert rollout.cause(rollout.rendered_again(*messages)) is Cause.BOOLEAN_CASE
-        bridged = rollout.bridged(result("done"))
-        assert rollout.cause(bridged) is None
-        rollout.prompt = bridged
+        assert rollout.cause(rollout.render_again(*messages)) is Cause.BOOLEAN_CASE
+        next_prompt = rollout.bridged(result("done"))
+        assert rollout.cause(next_prompt) is None
+        rollout.prompt = next_prompt
 
 
-def test_b_the_same_text_is_merged_otherwise() -> None:
+def test_b_the_same_text_is_merged_differently() -> None:
     """The model sampled ``json`` + ``p``; encoding the text again gives ``jsonp``, and everything shifts."""
     rollout = Rollout("qwen3-instruct-2507", "<|im_end|>")
     pieces = [rollout.renderer.tokenizer.encode(piece) for piece in ("json", "p", "enderer")]
     rollout.completion = [*np.concatenate(pieces).tolist(), *rollout.completion]
-    again = rollout.rendered_again(assistant("jsonpenderer"), user("And?"))
+    next_prompt = rollout.render_again(assistant("jsonpenderer"), user("And?"))
 
-    assert rollout.cause(again) is Cause.BPE_REMERGE
+    assert rollout.cause(next_prompt) is Cause.BPE_REMERGE
     assert rollout.cause(rollout.bridged(user("And?"))) is None
 
 
@@ -89,23 +89,23 @@ def test_c_an_empty_parameter_vanishes() -> None:
     rollout = Rollout(
         "qwen3-coder", "<tool_call>\n<function=echo>\n</parameter>\n</function>\n</tool_call><|im_end|>", [ECHO]
     )
-    again = rollout.rendered_again(assistant("", call("echo", {})), result("…"))
+    next_prompt = rollout.render_again(assistant("", call("echo", {})), result("…"))
 
-    assert rollout.cause(again) is Cause.EMPTY_PARAMETER
+    assert rollout.cause(next_prompt) is Cause.EMPTY_PARAMETER
     assert rollout.cause(rollout.bridged(result("…"))) is None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.5"])
 def test_d_reasoning_is_stripped_from_the_past(family: str) -> None:
-    """Once a user message follows, the template leaves out what the model thought."""
+    """Once a user message follows, the template drops the reasoning."""
     completion = {
         "qwen3": "<think>\nHm, two and two.\n</think>\n\nFour.<|im_end|>",
         "glm-4.5": "\n<think>Hm, two and two.</think>\nFour.<|user|>",
     }[family]
     rollout = Rollout(family, completion)
-    again = rollout.rendered_again(assistant("Four.", reasoning="Hm, two and two."), user("Why?"))
+    next_prompt = rollout.render_again(assistant("Four.", reasoning="Hm, two and two."), user("Why?"))
 
-    assert rollout.cause(again) is Cause.STRIPPED_REASONING
+    assert rollout.cause(next_prompt) is Cause.STRIPPED_REASONING
     assert rollout.cause(rollout.bridged(user("Why?"))) is None
 
 
@@ -114,10 +114,10 @@ def test_e_an_anchor_is_zeroed_after_truncation() -> None:
     rollout = Rollout("qwen3-coder", DEPLOYS.partition("ameter>\n</function>")[0], [DEPLOY])
     zeroed: list[int] = []
     assert rollout.renderer.bridge_to_next_turn(zeroed, zeroed, [user("Go on.")], tools=[DEPLOY]) is None
-    again = rollout.rendered_again(assistant("", call("deploy", {"dry_run": False})), user("Go on."))
-    assert rollout.cause(again, anchor=zeroed) is Cause.ZEROED_ANCHOR
+    next_prompt = rollout.render_again(assistant("", call("deploy", {"dry_run": False})), user("Go on."))
+    assert rollout.cause(next_prompt, anchor=zeroed) is Cause.ZEROED_ANCHOR
 
-    # a trajectory keeps what was sampled, however long: the turn is closed with tokens that carry no loss
+    # a trajectory keeps the sampled tokens, however many: the turn is closed with tokens that carry no loss
     record = Trajectory(logprobs=False)
     record.begin(rollout.prompt, messages=1)
     turn = record.append_completion(rollout.completion, None, finish_reason="length")
@@ -134,27 +134,27 @@ def test_e_an_anchor_is_zeroed_after_truncation() -> None:
 
 
 def test_f_a_scaffold_rewrites_the_call_and_the_record_branches() -> None:
-    """No bridge can mend a history that holds a call the model never made. It is seen, named, and kept apart."""
+    """No bridge extends a history with a call that the model never made: the break is named, the record branches."""
     rollout = Rollout(
         "qwen3-coder",
         "<tool_call>\n<function=Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call><|im_end|>",
         [BASH],
     )
     error = {"tool": "Bash", "error": "Model tried to call unavailable tool Bash"}
-    again = rollout.rendered_again(assistant("", call("invalid", error)), result("no such tool"))
-    cause = rollout.cause(again)
+    next_prompt = rollout.render_again(assistant("", call("invalid", error)), result("no such tool"))
+    cause = rollout.cause(next_prompt)
     assert cause is Cause.REWRITTEN_CALL
 
     record = Trajectory(logprobs=False)
     record.begin(rollout.prompt, messages=1)
     record.append_completion(rollout.completion, None, finish_reason="stop")
-    branch = record.branch(again, cause=str(cause))
+    branch = record.branch(next_prompt, cause=str(cause))
     answer = rollout.renderer.tokenizer.encode("Sorry.<|im_end|>")
     record.append_completion(answer, None, finish_reason="stop")
 
     assert record.num_branches == 2
     assert record.stream(0).tolist() == rollout.stream
-    assert record.stream(branch).tolist() == [*again, *answer.tolist()]
+    assert record.stream(branch).tolist() == [*next_prompt, *answer.tolist()]
     assert record.branches[branch].start >= len(rollout.prompt), "the first prompt is shared"
     trained = [record.stream(b)[record.loss_mask(b)].tolist() for b in (0, branch)]
     assert trained == [rollout.completion, answer.tolist()], "each sampled token is trained once"

@@ -1,4 +1,4 @@
-"""Every guide's code runs: here, or where the package that it is about is installed."""
+"""Every guide's code runs: here, or in the environment of the package that it is about."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,10 @@ from tests.guides import GUIDES, run_guide
 
 
 def where_it_runs(page: Path) -> str:
-    """What the first line of a page says: ``<!-- runs in: here -->``, or a folder of `tests/apart/`."""
-    said = re.match(r"<!-- runs in: ([\w-]+) -->\n", page.read_text(encoding="utf-8"))
-    assert said, f"{page.name} does not say where its code runs"
-    return said[1]
+    """The environment in a page's first line: ``<!-- runs in: here -->``, or a folder of `tests/apart/`."""
+    marker = re.match(r"<!-- runs in: ([\w-]+) -->\n", page.read_text(encoding="utf-8"))
+    assert marker, f"{page.name} does not say where its code runs"
+    return marker[1]
 
 
 PAGES = {page.stem: where_it_runs(page) for page in sorted(GUIDES.glob("*.md")) if page.stem != "index"}

@@ -1,4 +1,4 @@
-"""gpt-oss through its own template, held against openai-harmony: same ids, but for differences that are listed here."""
+"""gpt-oss through its own template, compared with openai-harmony: the ids differ only as listed here."""
 
 import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from tokentrace import Renderer, create_renderer
 
 pytestmark = pytest.mark.xdist_group("gpt-oss")
 
-# What the shipped template writes where openai-harmony writes something else: (harmony's, the template's).
+# Differences between openai-harmony and the shipped template: (harmony's text, the template's text).
 INSTRUCTIONS = ("Be brief.<|end|>", "Be brief.\n\n<|end|>")
 """Instructions with no tools after them are followed by an empty line."""
 RESULT = ("<|message|>sunny<|end|>", '<|message|>"sunny"<|end|>')
@@ -50,12 +50,12 @@ def user(text: str) -> harmony.Message:
     return harmony.Message.from_role_and_content(harmony.Role.USER, text)
 
 
-def said(text: str, channel: str = "final") -> harmony.Message:
+def answer(text: str, channel: str = "final") -> harmony.Message:
     return harmony.Message.from_role_and_content(harmony.Role.ASSISTANT, text).with_channel(channel)
 
 
-def called() -> harmony.Message:
-    return said('{"city": "Paris"}', "commentary").with_recipient("functions.get_weather").with_content_type("json")
+def tool_call() -> harmony.Message:
+    return answer('{"city": "Paris"}', "commentary").with_recipient("functions.get_weather").with_content_type("json")
 
 
 def result() -> harmony.Message:
@@ -75,38 +75,38 @@ Case = tuple[list[dict[str, Any]], list[harmony.Message], list[tuple[str, str]]]
 
 
 def cases() -> dict[str, Case]:
-    """By name. Made anew for each test: the date may have changed."""
+    """Cases by name, built for each test because they contain the date."""
     return {
         "user": ([ASK], [system(), user("hi")], []),
         "instructions": ([BRIEF, ASK], [system(), developer(tools=False), user("hi")], [INSTRUCTIONS]),
-        "history": ([ASK, ANSWER, ASK], [system(), user("hi"), said("yo"), user("hi")], []),
-        "last answer": ([ASK, ANSWER], [system(), user("hi"), said("yo")], [LAST]),
+        "history": ([ASK, ANSWER, ASK], [system(), user("hi"), answer("yo"), user("hi")], []),
+        "last answer": ([ASK, ANSWER], [system(), user("hi"), answer("yo")], [LAST]),
         "last answer with reasoning": (
             [ASK, THINKING],
-            [system(), user("hi"), said("hmm", "analysis"), said("yo")],
+            [system(), user("hi"), answer("hmm", "analysis"), answer("yo")],
             [LAST, THOUGHT],
         ),
         "reasoning in history": (
             [ASK, THINKING, ASK],
-            [system(), user("hi"), said("hmm", "analysis"), said("yo"), user("hi")],
+            [system(), user("hi"), answer("hmm", "analysis"), answer("yo"), user("hi")],
             [],
         ),
         "tools": ([BRIEF, ASK], [system(), developer(tools=True), user("hi")], []),
         "call": (
             [BRIEF, ASK, CALL],
-            [system(), developer(tools=True), user("hi"), said("look", "analysis"), called()],
+            [system(), developer(tools=True), user("hi"), answer("look", "analysis"), tool_call()],
             [],
         ),
         "result": (
             [BRIEF, ASK, CALL, SUNNY],
-            [system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()],
+            [system(), developer(tools=True), user("hi"), answer("look", "analysis"), tool_call(), result()],
             [RESULT],
         ),
         "answer after a result": (
             [BRIEF, ASK, CALL, SUNNY, ANSWER, ASK],
             [
-                *(system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()),
-                *(said("yo"), user("hi")),
+                *(system(), developer(tools=True), user("hi"), answer("look", "analysis"), tool_call(), result()),
+                *(answer("yo"), user("hi")),
             ],
             [RESULT],
         ),
@@ -134,7 +134,7 @@ def test_stop_tokens_are_harmonys(encoding: harmony.HarmonyEncoding, renderer: R
 
 
 @pytest.mark.parametrize("messages", [[ASK, THINKING], [ASK, CALL]])
-def test_what_counts_as_sampled_parses_as_a_completion(
+def test_sampled_tokens_parse_as_a_completion(
     messages: list[dict[str, Any]], encoding: harmony.HarmonyEncoding, renderer: Renderer
 ) -> None:
     """The mask begins after ``<|start|>assistant``, with the header that the model samples: harmony can parse it."""

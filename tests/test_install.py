@@ -1,4 +1,4 @@
-"""The package installs with what it declares, and needs no more."""
+"""The package installs with its declared dependencies, and needs no others."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ HEAVY |= {"httpx2", "openai_harmony"}
 
 
 def distributions(rows: list[str]) -> set[str]:
-    """The import names of requirements: their names, but for the few that are called otherwise."""
+    """Import names of requirements; a few differ from the name of the distribution."""
     names = [re.split(r"[\[<>=!~ ;]", row)[0].replace("-", "_").lower() for row in rows]
-    known = {"pyyaml": "yaml", "opentelemetry_sdk": "opentelemetry"}
-    known["opentelemetry_exporter_otlp_proto_http"] = "opentelemetry"
+    import_names = {"pyyaml": "yaml", "opentelemetry_sdk": "opentelemetry"}
+    import_names["opentelemetry_exporter_otlp_proto_http"] = "opentelemetry"
     pools = {"psycopg_pool"} if any("pool]" in row or "pool," in row for row in rows) else set()
-    return {known.get(name, name) for name in names} | pools
+    return {import_names.get(name, name) for name in names} | pools
 
 
 SERVER = {
     "gateway": distributions(PROJECT["optional-dependencies"]["gateway"]),
     "postgres.py": {"psycopg", "psycopg_pool"},
 }
-"""What the modules of the gateway may import when they are loaded: nothing but the gateway loads them."""
+"""Packages that gateway modules may import when they are loaded: only the gateway loads these modules."""
 
 
-DOORS = {
+INTEGRATIONS = {
     **{"gateway.py": {"httpx2"}, "nemo_gym.py": {"nemo_gym"}, "trainers.py": {"areal", "torch"}},
     **{"renderers.py": {"renderers"}, "renderers_compat.py": {"renderers"}},
     **{"trl_async.py": {"trl"}, "verl.py": {"verl"}, "verl_sft.py": {"omegaconf", "torch", "verl"}},
     **{"tinker.py": {"tinker", "tinker_cookbook", "torch"}, "tinker_rollouts.py": {"tinker"}},
     **{"pytest_plugin.py": {"pytest"}},
 }
-"""What the doors into trainers import: the trainer itself, and what it brings. Who opens one has it; pytest opens its
-own."""
+"""Packages that integrations import: the trainer and its dependencies, which their users have installed. pytest itself
+loads its plugin."""
 
 
 @functools.cache
@@ -60,28 +60,28 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     """The top-level packages a module imports, each with whether it does so when it is itself imported."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     loaded = set(run_when_loaded(tree))
-    found: list[tuple[str, bool]] = []
+    packages: list[tuple[str, bool]] = []
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
-        found += ((name.partition(".")[0], node in loaded) for name in names)
-    return found
+        packages += ((name.partition(".")[0], node in loaded) for name in names)
+    return packages
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
 def test_every_import_is_declared(path: Path) -> None:
     required = distributions(PROJECT["dependencies"])
     optional = {name for rows in PROJECT["optional-dependencies"].values() for name in distributions(rows)}
-    doors = DOORS.get(path.name, set()) if {"integrations", "pytest_plugin.py"} & {*path.parts} else set()
-    assert doors <= {name for name, _ in imports(path)}
+    integrations = INTEGRATIONS.get(path.name, set()) if {"integrations", "pytest_plugin.py"} & {*path.parts} else set()
+    assert integrations <= {name for name, _ in imports(path)}
     for name, at_import in imports(path):
-        if name in sys.stdlib_module_names or name == "tokentrace" or name in doors:
+        if name in sys.stdlib_module_names or name == "tokentrace" or name in integrations:
             continue
         assert name in required | optional, f"{name} is not declared"
-        own = SERVER["gateway"] if {"gateway", "store"} & {*path.parts} else set()
-        own = own | SERVER.get(path.name, set())
-        assert name in required | own or not at_import, f"{name} is optional: import it where it is used"
+        allowed = SERVER["gateway"] if {"gateway", "store"} & {*path.parts} else set()
+        allowed = allowed | SERVER.get(path.name, set())
+        assert name in required | allowed or not at_import, f"{name} is optional: import it where it is used"
 
 
 def test_every_dependency_is_imported() -> None:
@@ -94,8 +94,8 @@ def test_every_dependency_is_imported() -> None:
 
 def loaded_by(statement: str, python: str = sys.executable) -> set[str]:
     code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(json.loads(completed.stdout.splitlines()[-1]))
 
 
 HELP = "from tokentrace.cli import main; main(['-h'], standalone_mode=False)"
@@ -107,8 +107,8 @@ def test_importing_is_light(statement: str) -> None:
     assert not {name.partition(".")[0] for name in modules} & HEAVY
     assert not {"tokenizers", "fastokens"} & {name.partition(".")[0] for name in modules}, "loaded where they are used"
     assert not {"rich", "tokentrace.show", "tokentrace.cli.render"} & modules
-    own = loaded_by("import numpy, jinja2.sandbox, jinja2.ext, click, rich.console, rich.text, rich.table")
-    extra = {name for name in modules - own if not name.startswith("tokentrace")}
+    dependencies = loaded_by("import numpy, jinja2.sandbox, jinja2.ext, click, rich.console, rich.text, rich.table")
+    extra = {name for name in modules - dependencies if not name.startswith("tokentrace")}
     assert len(extra) < 200, sorted(extra)
 
 
@@ -116,9 +116,9 @@ def test_importing_is_light(statement: str) -> None:
 
 
 def run(*command: str, **options: Any) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, **options)
-    assert done.returncode == 0, (command, done.stdout[-2_000:], done.stderr[-2_000:])
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, **options)
+    assert completed.returncode == 0, (command, completed.stdout[-2_000:], completed.stderr[-2_000:])
+    return completed.stdout
 
 
 ADDRESS = "https://example.org/tokentrace"
@@ -126,15 +126,15 @@ ADDRESS = "https://example.org/tokentrace"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, as it is built once the repository has an address."""
+    """The wheel, built with a repository address."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "LICENSE", "hatch_build.py"):
         shutil.copy(ROOT / name, source)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    told = re.sub(r'^repository = ""$', f'repository = "{ADDRESS}"', project, flags=re.MULTILINE)
-    (source / "pyproject.toml").write_text(told, encoding="utf-8")
+    pyproject = re.sub(r'^repository = ""$', f'repository = "{ADDRESS}"', project, flags=re.MULTILINE)
+    (source / "pyproject.toml").write_text(pyproject, encoding="utf-8")
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source))
     (built,) = folder.glob("*.whl")
     return built
@@ -159,14 +159,14 @@ def environment(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment with the wheel and what it needs, nothing else."""
+    """The Python of an environment with only the wheel and its dependencies."""
     python = environment(tmp_path_factory.mktemp("base"))
     pip(python, "install", "--quiet", "--no-compile", str(wheel))
     return python
 
 
 def pip(python: str, *arguments: str) -> str:
-    """This environment's pip on another one, which then needs none of its own."""
+    """Run this environment's pip on another environment, which has none."""
     return run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, *arguments)
 
 
@@ -259,8 +259,8 @@ def test_the_base_install_works(base: str, tmp_path: Path) -> None:
     assert "install tokentrace[data]" in run(python, "-c", USE + FOLDER + WITHOUT_TABLES, cwd=tmp_path)
     newcomer = tmp_path / "newcomer"
     newcomer.mkdir()
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run(python, str(ROOT / "tests" / "guides.py"), str(ROOT / "README.md"), cwd=newcomer, env=alone)
+    clean_env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run(python, str(ROOT / "tests" / "guides.py"), str(ROOT / "README.md"), cwd=newcomer, env=clean_env)
 
 
 EXTRAS = {
@@ -281,10 +281,10 @@ EXTRAS = {
 @pytest.mark.xdist_group("install")
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_each_extra_installs_on_its_own(extra: str, wheel: Path, base: str, tmp_path: Path) -> None:
-    """On the base environment, which each sees and none changes."""
+    """Each extra is installed on top of the base environment, which is left as it is."""
     assert set(PROJECT["optional-dependencies"]) == set(EXTRAS), "a new extra needs a row here"
-    (statement, then), python = EXTRAS[extra], environment(tmp_path / extra)
-    below, above = (Path(run(one, "-c", SITE).strip()) for one in (base, python))
-    (above / "base.pth").write_text(f"{below}\n", encoding="utf-8")
+    (statement, script), python = EXTRAS[extra], environment(tmp_path / extra)
+    base_packages, packages = (Path(run(one, "-c", SITE).strip()) for one in (base, python))
+    (packages / "base.pth").write_text(f"{base_packages}\n", encoding="utf-8")
     pip(python, "install", "--quiet", "--no-compile", f"{wheel}[{extra}]")
-    run(python, "-c", f"{statement}\n{USE}\n{then}", cwd=tmp_path)
+    run(python, "-c", f"{statement}\n{USE}\n{script}", cwd=tmp_path)

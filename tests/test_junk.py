@@ -1,7 +1,7 @@
-"""Junk into every public door: whatever comes in, what comes out is a result or an error of ours.
+"""Junk arguments to every public entry point: a call returns a result or raises a `TokentraceError`.
 
-A call is a valid one with one argument (or a value somewhere inside it) put in place of another. Everything is drawn
-from a seed, so a failure names the seed that makes it again.
+Each call has valid arguments, but for one, or a value inside it, that is replaced by junk. All choices are drawn from
+a seed, and a failure names its seed.
 """
 
 import asyncio
@@ -46,24 +46,24 @@ SAMPLED = RENDERED.ids[RENDERED.turns[0].start : RENDERED.turns[0].stop].tolist(
 SAMPLE = tt.build_supervised_sample(RENDERER, CHAT, tools=[TOOL])
 
 
-def begun() -> tt.Trajectory:
+def started_trajectory() -> tt.Trajectory:
     record = tt.Trajectory(name="one")
     record.begin(PROMPT, messages=2)
     return record
 
 
-def recorded() -> tt.Trajectory:
-    record = begun()
+def recorded_trajectory() -> tt.Trajectory:
+    record = started_trajectory()
     record.append_completion(SAMPLED, [-0.5] * len(SAMPLED), finish_reason="stop", version="1")
     return record
 
 
-RECORD = recorded()
+RECORD = recorded_trajectory()
 RECORD_BYTES = to_bytes(RECORD)
 
 
 class Odd:
-    """An object that fails at whatever is done with it."""
+    """An object that raises when it is measured, iterated or compared, and has no attributes."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -113,20 +113,20 @@ def junk(r: random.Random) -> Any:
     return r.choice(MAKERS)(r)
 
 
-def spoiled(value: Any, r: random.Random) -> Any:
-    """The value with something in it, or all of it, replaced by junk."""
+def corrupted(value: Any, r: random.Random) -> Any:
+    """The value, with all of it or one value inside it replaced by junk."""
     if isinstance(value, dict) and value and r.random() < 0.8:
         key = r.choice(list(value))
         if r.random() < 0.1:
             return {name: inner for name, inner in value.items() if name != key}
-        return {**value, key: spoiled(value[key], r)}
+        return {**value, key: corrupted(value[key], r)}
     if isinstance(value, list) and value and r.random() < 0.8:
         at = r.randrange(len(value))
-        return [*value[:at], spoiled(value[at], r), *value[at + 1 :]]
+        return [*value[:at], corrupted(value[at], r), *value[at + 1 :]]
     return junk(r)
 
 
-Door = tuple[str, Callable[..., Any], dict[str, Any]]
+EntryPoint = tuple[str, Callable[..., Any], dict[str, Any]]
 
 
 def run(engine: Any, prompt: Any, params: Any) -> Any:
@@ -138,11 +138,11 @@ def in_folder(use: Callable[[Path], Any]) -> Any:
         return use(Path(folder))
 
 
-def written(samples: Any, metadata: Any) -> Any:
+def write_rows(samples: Any, metadata: Any) -> Any:
     return in_folder(lambda folder: write_samples(folder / "rows.parquet", samples, metadata))
 
 
-def loaded(content: Any) -> Any:
+def load_content(content: Any) -> Any:
     def use(folder: Path) -> Any:
         (folder / "one.tt").write_bytes(content)
         return tt.load_trajectory(folder / "one.tt")
@@ -150,7 +150,7 @@ def loaded(content: Any) -> Any:
     return in_folder(use) if isinstance(content, (bytes, bytearray)) else from_bytes(content)
 
 
-def configured(text: Any) -> Any:
+def load_config(text: Any) -> Any:
     def use(folder: Path) -> Any:
         (folder / "run.yaml").write_text(text if isinstance(text, str) else brief(text), errors="replace")
         return load_tools(folder / "run.yaml")
@@ -170,7 +170,7 @@ def task_run(**settings: Any) -> Any:
 IDS = {"token_ids": SAMPLED, "tools": [TOOL], "prompt_ids": PROMPT}
 TALK = {"messages": CHAT, "tools": [TOOL]}
 
-DOORS: list[Door] = [
+ENTRY_POINTS: list[EntryPoint] = [
     ("render", RENDERER.render, {**TALK, "add_generation_prompt": True}),
     ("find_unreadable", RENDERER.find_unreadable, TALK),
     ("check_messages", RENDERER.check_messages, TALK),
@@ -180,7 +180,7 @@ DOORS: list[Door] = [
         {"prev_prompt_ids": PROMPT, "prev_completion_ids": SAMPLED, "new_messages": [CHAT[3]], **TALK},
     ),
     ("parse_response", RENDERER.parse_response, IDS),
-    ("streaming_parser", lambda token_ids, **rest: RENDERER.streaming_parser(**rest).feed(token_ids), IDS),
+    ("streaming_parser", lambda token_ids, **options: RENDERER.streaming_parser(**options).feed(token_ids), IDS),
     ("decode", RENDERER.decode, {"token_ids": SAMPLED}),
     ("grammar", RENDERER.grammar, {"tools": [TOOL]}),
     ("select", RENDERED.select, {"message": 1, "role": "user", "field": "content", "sampled": False}),
@@ -212,28 +212,28 @@ DOORS: list[Door] = [
     ),
     (
         "build_supervised_sample",
-        lambda **given: tt.build_supervised_sample(RENDERER, **given),
+        lambda **kwargs: tt.build_supervised_sample(RENDERER, **kwargs),
         {**TALK, "turns": "all", "parts": ["content"], "roles": ["assistant"], "past": "template", "since": 0},
     ),
     (
         "build_supervised_samples",
-        lambda **given: tt.build_supervised_samples(RENDERER, **given),
+        lambda **kwargs: tt.build_supervised_samples(RENDERER, **kwargs),
         {**TALK, "past": "expand", "since": 0, "turns": "all"},
     ),
     (
         "build_prompt_response_sample",
-        lambda **given: build_prompt_response_sample(RENDERER, **given),
+        lambda **kwargs: build_prompt_response_sample(RENDERER, **kwargs),
         {"prompt": CHAT[:2], "response": "4", "tools": [TOOL], "eos": "<|end|>"},
     ),
-    ("compare_histories", lambda **given: tt.compare_histories(RENDERER, **given), TALK),
+    ("compare_histories", lambda **kwargs: tt.compare_histories(RENDERER, **kwargs), TALK),
     (
         "tokenize_incrementally",
-        lambda **given: tokenize_incrementally(RENDERER, **given),
+        lambda **kwargs: tokenize_incrementally(RENDERER, **kwargs),
         {**TALK, "mode": "fixed_base", "sanity_check": "off"},
     ),
     (
         "explain_break",
-        lambda **given: tt.explain_break(tokenizer=RENDERER, **given),
+        lambda **kwargs: tt.explain_break(tokenizer=RENDERER, **kwargs),
         {
             "stream": [*PROMPT, *SAMPLED],
             "next_prompt": [*PROMPT, *SAMPLED[1:]],
@@ -246,12 +246,12 @@ DOORS: list[Door] = [
     ("Trajectory", tt.Trajectory, {"name": "x", "vocab_size": 1000, "logprobs": True, "metadata": {"a": 1}}),
     (
         "begin",
-        lambda **given: tt.Trajectory().begin(**given),
+        lambda **kwargs: tt.Trajectory().begin(**kwargs),
         {"prompt_ids": PROMPT, "messages": 2, "message_spans": []},
     ),
     (
         "append_completion",
-        lambda **given: begun().append_completion(**given),
+        lambda **kwargs: started_trajectory().append_completion(**kwargs),
         {
             "ids": SAMPLED,
             "logprobs": [-0.5] * len(SAMPLED),
@@ -264,23 +264,23 @@ DOORS: list[Door] = [
     ),
     (
         "append_context",
-        lambda **given: recorded().append_context(**given),
+        lambda **kwargs: recorded_trajectory().append_context(**kwargs),
         {"new_ids": [1, 2], "kinds": [2, 2], "message_spans": [], "messages": 0, "branch": 0},
     ),
-    ("append_bridge", lambda bridge: recorded().append_bridge(bridge), {"bridge": None}),
-    ("extend_to", lambda **given: recorded().extend_to(**given), {"prompt_ids": [*PROMPT, *SAMPLED, 5]}),
-    ("branch", lambda **given: recorded().branch(**given), {"prompt_ids": [*PROMPT[:5], 7], "cause": "x"}),
+    ("append_bridge", lambda bridge: recorded_trajectory().append_bridge(bridge), {"bridge": None}),
+    ("extend_to", lambda **kwargs: recorded_trajectory().extend_to(**kwargs), {"prompt_ids": [*PROMPT, *SAMPLED, 5]}),
+    ("branch", lambda **kwargs: recorded_trajectory().branch(**kwargs), {"prompt_ids": [*PROMPT[:5], 7], "cause": "x"}),
     ("stream", RECORD.stream, {"branch": 0}),
-    ("load_trajectory", loaded, {"content": RECORD_BYTES}),
-    ("trajectory_samples", lambda **given: tt.trajectory_samples(RECORD, **given), {"reward": 1.0, "advantage": 0.5}),
+    ("load_trajectory", load_content, {"content": RECORD_BYTES}),
+    ("trajectory_samples", lambda **kwargs: tt.trajectory_samples(RECORD, **kwargs), {"reward": 1.0, "advantage": 0.5}),
     ("collate", tt.collate, {"samples": [SAMPLE, SAMPLE], "pad_id": 0, "side": "left", "length": 512}),
     ("truncate", tt.truncate, {"sample": SAMPLE, "length": 20, "policy": "drop"}),
     ("Sample.slice", SAMPLE.slice, {"start": 0, "stop": 5}),
-    ("write_samples", written, {"samples": [SAMPLE], "metadata": {"a": "b"}}),
+    ("write_samples", write_rows, {"samples": [SAMPLE], "metadata": {"a": "b"}}),
     ("read_samples", lambda path: list(read_samples(path)), {"path": "/nowhere/rows.parquet"}),
     (
         "tokenize_rows",
-        lambda rows, **given: list(tokenize_rows(TokenizeSettings(str(POCKET), **given), rows)),
+        lambda rows, **kwargs: list(tokenize_rows(TokenizeSettings(str(POCKET), **kwargs), rows)),
         {"rows": [{"messages": CHAT, "tools": [TOOL]}], "max_length": 100, "overlong": "drop", "renderer": "auto"},
     ),
     (
@@ -307,25 +307,25 @@ DOORS: list[Door] = [
             "budget": {"turns": 2, "turn_tokens": 64, "tokens": 500},
         },
     ),
-    ("load_tools", configured, {"text": "tools: []\n"}),
+    ("load_tools", load_config, {"text": "tools: []\n"}),
 ]
 
 
 def attempt(seed: int) -> str | None:
-    """One call with junk in it; what is wrong with what came of it, if anything is."""
+    """Make one call with junk in it; return a description of its failure, or None."""
     r = random.Random(seed)
-    name, door, valid = r.choice(DOORS)
-    which = r.choice(list(valid))
-    given = {**valid, which: spoiled(valid[which], r)}
+    name, entry_point, valid = r.choice(ENTRY_POINTS)
+    parameter = r.choice(list(valid))
+    arguments = {**valid, parameter: corrupted(valid[parameter], r)}
     try:
         with contextlib.redirect_stdout(None), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            door(**given)
+            entry_point(**arguments)
     except tt.TokentraceError as error:
-        return None if str(error).strip() else f"seed {seed}: {name}({which}=…): an error without words"
+        return None if str(error).strip() else f"seed {seed}: {name}({parameter}=…): an error without words"
     except Exception as error:
-        said = f"{type(error).__name__}: {str(error)[:120]}"
-        return f"seed {seed}: {name}({which}={_short(given[which])}): {said}"
+        summary = f"{type(error).__name__}: {str(error)[:120]}"
+        return f"seed {seed}: {name}({parameter}={_short(arguments[parameter])}): {summary}"
     return None
 
 
@@ -336,10 +336,10 @@ def _short(value: Any) -> str:
         return f"<{type(value).__name__}: {error}>"
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door[0])
-def test_every_door_opens_for_a_valid_call(door: Door) -> None:
-    """Otherwise junk would be refused for another reason than that it is junk."""
-    name, use, valid = door
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS, ids=lambda entry_point: entry_point[0])
+def test_every_entry_point_accepts_a_valid_call(entry_point: EntryPoint) -> None:
+    """Else junk would be refused for a reason other than the junk."""
+    name, use, valid = entry_point
     if name in ("append_bridge", "read_samples", "load_tools"):
         pytest.skip("has no valid call here: tried with junk alone")
     with warnings.catch_warnings():

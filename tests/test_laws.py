@@ -1,11 +1,11 @@
-"""The laws of rendering, for every family and for text made to break them.
+"""Laws of rendering, checked for every family on hostile text.
 
-- No control token comes from a field of an untrusted role or from a schema, none that ends or begins a turn from
-  an assistant's; with nobody trusted, none from any field.
-- The control tokens of a conversation are those of its scaffold, whatever its fields say.
+- No control token comes from a field of an untrusted role or from a schema, and none that ends or begins a turn from
+  an assistant's field; with no trusted role, none from any field.
+- The control tokens of a conversation are those of its scaffold, whatever text its fields hold.
 - Ids, messages, fields and mask have one entry per token; only assistants sample.
 - The ids spell the rendered text.
-- Every word of a field that reaches the output is credited to that field, and what is credited to a field is there.
+- Every word of a field that reaches the output is credited to that field, and text credited to a field occurs in it.
   A schema that the template writes as JSON is one field.
 """
 
@@ -34,10 +34,10 @@ LONG = -(-100_000 // len(FAMILIES))
 
 @per_family
 def control_texts(family: str) -> list[str]:
-    """The control tokens of a vocabulary that say something, without the many reserved ones."""
+    """The control tokens of a vocabulary, without the many reserved, numbered ones."""
     texts = sorted(load_family(family).vocabulary.control, key=lambda text: (len(text), text))
-    telling = [text for text in texts if not any(char.isdigit() for char in text)]
-    return telling[:60] or texts[:60]
+    unnumbered = [text for text in texts if not any(char.isdigit() for char in text)]
+    return unnumbered[:60] or texts[:60]
 
 
 # -- conversations
@@ -50,7 +50,7 @@ AWKWARD = [
 
 
 def hostile(family: str) -> st.SearchStrategy[str]:
-    """Text rich in what the family takes for control tokens, in pieces of it, and in awkward Unicode."""
+    """Text with many control tokens of the family, pieces of them, and awkward Unicode."""
     controls = control_texts(family)
     pieces = sorted({text[:cut] for text in controls for cut in (2, len(text) // 2)} | {text[2:] for text in controls})
     part = st.sampled_from(controls) | st.sampled_from([p for p in pieces if p]) | st.sampled_from(AWKWARD)
@@ -77,36 +77,36 @@ def conversations(draw: st.DrawFn, family: str) -> tuple[list[dict[str, Any]], l
         reply = assistant(draw(text), reasoning=draw(st.none() | text))
         if with_tools and draw(st.booleans()):
             arguments = {draw(text): draw(text), "n": draw(st.integers(-5, 5)), "deep": {"k": [draw(text), None]}}
-            made = call(draw(st.just("look_up") | text), arguments)
-            messages += [reply | {"tool_calls": [made]}, result(draw(text))]
+            tool_call = call(draw(st.just("look_up") | text), arguments)
+            messages += [reply | {"tool_calls": [tool_call]}, result(draw(text))]
             reply = assistant(draw(text))
         if draw(st.booleans()):
             messages.append(reply)
     return messages, tools, draw(st.booleans())
 
 
-def tame(value: Any, number: list[int]) -> Any:
-    """The same conversation, all that anybody could have written replaced by harmless words."""
+def reword(value: Any, counter: list[int]) -> Any:
+    """The same conversation with all free text replaced by harmless words."""
     if isinstance(value, str):
-        number[0] += 1
-        return f"word{number[0]}" if value.strip() else value
+        counter[0] += 1
+        return f"word{counter[0]}" if value.strip() else value
     if isinstance(value, dict):
-        kept = ("role", "type", "id", "tool_call_id")
-        known = ("type", "function", "name", "description", "parameters", "properties", "arguments", "content")
-        known += ("role", "id", "tool_call_id", "tool_calls", "reasoning_content", "n", "deep", "k")
+        literal = ("role", "type", "id", "tool_call_id")
+        fixed_keys = ("type", "function", "name", "description", "parameters", "properties", "arguments", "content")
+        fixed_keys += ("role", "id", "tool_call_id", "tool_calls", "reasoning_content", "n", "deep", "k")
         return {
-            key if key in known else tame(key, number): item if key in kept else tame(item, number)
+            key if key in fixed_keys else reword(key, counter): item if key in literal else reword(item, counter)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [tame(item, number) for item in value]
+        return [reword(item, counter) for item in value]
     return value
 
 
-def attempt(made: Renderer, messages: Any, tools: Any, prompt: bool) -> RenderedTokens | None:
-    """The rendering, or None where the template has its reasons to refuse."""
+def attempt(renderer: Renderer, messages: Any, tools: Any, prompt: bool) -> RenderedTokens | None:
+    """The rendering; None if the template refuses the conversation."""
     try:
-        return made.render(messages, tools=tools, add_generation_prompt=prompt)
+        return renderer.render(messages, tools=tools, add_generation_prompt=prompt)
     except (TemplateError, InputError):
         return None
 
@@ -122,7 +122,7 @@ def source_of(origin: Any, messages: Any, tools: Any) -> Any:
 
 
 def forms(value: Any) -> list[str]:
-    """How a value can show up in a rendering."""
+    """The spellings of a value that a rendering may contain."""
     if isinstance(value, str):
         return [value, *(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False))]
     return [
@@ -157,29 +157,29 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
         ]
         assert not bounds & set(of_assistants)
         check_shape(family, rendered, messages)
-    nobody = attempt(make_renderer(family, trusted=[]), messages, tools, prompt)
-    if nobody is None:
+    guarded = attempt(make_renderer(family, trusted=[]), messages, tools, prompt)
+    if guarded is None:
         assert rendered is None
         return
     assert rendered is not None
-    assert nobody.text == rendered.text
-    check_shape(family, nobody, messages)
-    assert not [origin for origin, control in zip(nobody.origins, nobody.control, strict=True) if control and origin]
-    number = [0]
-    harmless = attempt(make_renderer(family, trusted=[]), tame(messages, number), tame(tools, number), prompt)
-    if harmless is None or scaffold(harmless) != scaffold(nobody):  # the template looked at what the fields say
+    assert guarded.text == rendered.text
+    check_shape(family, guarded, messages)
+    assert not [origin for origin, control in zip(guarded.origins, guarded.control, strict=True) if control and origin]
+    counter = [0]
+    harmless = attempt(make_renderer(family, trusted=[]), reword(messages, counter), reword(tools, counter), prompt)
+    if harmless is None or scaffold(harmless) != scaffold(guarded):  # the template depends on the text of the fields
         return
-    assert Counter(harmless.ids[harmless.control].tolist()) == Counter(nobody.ids[nobody.control].tolist())
+    assert Counter(harmless.ids[harmless.control].tolist()) == Counter(guarded.ids[guarded.control].tolist())
 
 
 @per_family
 def turn_bounds(family: str) -> frozenset[int]:
-    """Control tokens that end a turn, or stand in the turn of a user."""
-    made = make_renderer(family)
-    asked = made.render([{"role": "user", "content": "question"}])
-    frame = made.grammar().reasoning  # a template may write the end of reasoning after a question: no turn ends by it
-    inside = {made.tokenizer.token_id(text.strip()) for text in (frame.open, frame.close) if frame} if frame else set()
-    return frozenset({*made.get_stop_token_ids(), *asked.ids[asked.control].tolist()}) - inside
+    """Control tokens that end a turn, or occur in a user's turn."""
+    renderer = make_renderer(family)
+    question = renderer.render([{"role": "user", "content": "question"}])
+    frame = renderer.grammar().reasoning  # a template may write its tags after a question, but no turn ends with them
+    tags = {renderer.tokenizer.token_id(tag.strip()) for tag in (frame.open, frame.close) if frame} if frame else set()
+    return frozenset({*renderer.get_stop_token_ids(), *question.ids[question.control].tolist()}) - tags
 
 
 def scaffold(rendered: RenderedTokens) -> list[str]:
@@ -199,7 +199,7 @@ def check_shape(family: str, rendered: RenderedTokens, messages: Any) -> None:
 
 
 def check_credit(messages: Any, tools: Any, rendered: RenderedTokens) -> None:
-    """What is credited to a field stands in it."""
+    """Text credited to a field occurs in that field."""
     for text, _, origin in rendered.rendering.spans():
         if origin is None or origin[0] not in ("messages", "tools"):
             continue
@@ -247,16 +247,16 @@ WORDS = {
     ("tools", 0, "function", "description"): "quebec romeo",
     ("tools", 0, "function", "parameters", "properties", "sierra", KEY): "sierra",
 }
-"""A word or two for every field, none of which any template has."""
+"""One or two words for every field, none of which occurs in a template."""
 
 
 def marked() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     word = {origin[2:] if origin[0] == "tools" else origin[1:]: text for origin, text in WORDS.items()}
-    asked = call("india", {"tango": "juliett kilo"})
+    tool_call = call("india", {"tango": "juliett kilo"})
     messages = [
         system(word[0, "content"]),
         user(word[1, "content"]),
-        assistant(word[2, "content"], asked, reasoning=word[2, "reasoning_content"]),
+        assistant(word[2, "content"], tool_call, reasoning=word[2, "reasoning_content"]),
         result(word[3, "content"]),
         assistant(word[4, "content"]),
     ]

@@ -16,24 +16,24 @@ SOURCE = Path(tokentrace.__file__).parent
 ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
 STUBS = sorted(SOURCE.glob("*/__init__.pyi"))
 
-SHOW_THEMSELVES = {"showing"}
-"""What shows results in notebooks and as text: it imports `show` when it is asked to, and not before."""
+DISPLAY_MODULES = {"showing"}
+"""Modules that display results in notebooks and as text: they import `show` lazily."""
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name, without the package's own."""
-    found = {}
+    """The path of every module by its dotted name inside the package."""
+    paths = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 MODULES = modules()
 
 
 def imports(module: str, *, when_loaded: bool) -> Iterator[str]:
-    """The modules of ours that a module imports: anywhere in it, or only when it is loaded."""
+    """The tokentrace modules that a module imports: anywhere in it, or only when it is loaded."""
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def imports(module: str, *, when_loaded: bool) -> Iterator[str]:
 
 
 def run_when_loaded(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is loaded: not the bodies of functions, nor what type checkers alone read."""
+    """The nodes that run when a module is loaded: no bodies of functions, no ``if TYPE_CHECKING`` blocks."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
@@ -84,9 +84,9 @@ def test_no_package_outgrows_its_budget(package: str) -> None:
 
 
 def test_architecture_names_files_and_symbols_that_exist() -> None:
-    named = re.findall(r"`(?!tests/)(\w+/[\w/]+\.py)(?:: ([\w.]+))?`", ARCHITECTURE.read_text(encoding="utf-8"))
-    assert len(named) > 80
-    for file, symbol in named:
+    references = re.findall(r"`(?!tests/)(\w+/[\w/]+\.py)(?:: ([\w.]+))?`", ARCHITECTURE.read_text(encoding="utf-8"))
+    assert len(references) > 80
+    for file, symbol in references:
         text = (SOURCE / file).read_text(encoding="utf-8")
         for name in filter(None, symbol.split(".")):
             assert re.search(rf"^ *(async def|def|class) {name}\b|^{name}\b.* = ", text, re.MULTILINE), (file, name)
@@ -94,27 +94,27 @@ def test_architecture_names_files_and_symbols_that_exist() -> None:
 
 def test_imports_point_to_earlier_stages() -> None:
     order = {name: at for at, name in enumerate(documented_stages())}
-    against = [
+    violations = [
         f"{module} imports {target}"
         for module in MODULES
         if module and module != "__main__"
         for target in imports(module, when_loaded=False)
-        if target and not (module in SHOW_THEMSELVES and stage(target) == "show")
+        if target and not (module in DISPLAY_MODULES and stage(target) == "show")
         if order[stage(target)] > order[stage(module)]
     ]
-    assert against == []
+    assert violations == []
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
-    done: set[str] = set()
+def test_there_are_no_import_cycles() -> None:
+    visited: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
         assert module not in path, " -> ".join([*path[path.index(module) :], module])
-        if module not in done:
+        if module not in visited:
             for target in imports(module, when_loaded=True):
                 if target in MODULES and target != module:
                     visit(target, (*path, module))
-            done.add(module)
+            visited.add(module)
 
     for name in MODULES:
         visit(name, ())

@@ -25,7 +25,7 @@ from tests.support import (
 )
 from tokentrace import RenderedTokens, Renderer, create_renderer
 
-# -- held against the generation tags of TRL's training templates
+# -- compared with the generation tags of TRL's training templates
 
 SEPARATOR = "the tags cover the newline after the stop token, which the template writes and nobody samples"
 PROMPT = "the tags cover (part of) the generation prompt, which is given to the model"
@@ -43,13 +43,13 @@ EXCEPTIONS: dict[str, set[str]] = {
     "diffusion_gemma": {SEPARATOR, RESULT_HEAD},
     "glm4moe": {HEAD},
 }
-"""How the tags of a training template differ from what is sampled. Templates not named here agree everywhere."""
+"""How the tags of a training template differ from our mask. Templates that are not listed agree everywhere."""
 
 TRAINING = sorted(name.removesuffix("_training") for name in templates_of_trl() if name.endswith("_training"))
 
 
 def tagged(tokenizer: Any, source: str, conversation: Conversation) -> tuple[str, list[bool]] | None:
-    """Text and tagged tokens by transformers; None where the template refuses."""
+    """The text and the tagged tokens according to transformers; None if the template refuses."""
     result = hf_jinja(source, conversation.messages, conversation.tools, return_assistant_tokens_mask=True, **SPECIAL)
     if isinstance(result, Refusal):
         return None
@@ -73,26 +73,26 @@ def runs(ours: Sequence[bool], theirs: Sequence[bool]) -> Iterator[tuple[int, in
 
 
 def kind_of(tokens: RenderedTokens, renderer: Renderer, conversation: Conversation, start: int, stop: int) -> str:
-    """Which of the kinds above a difference is, by where it stands; else the text itself."""
+    """The kind of a difference, one of those above, by its position; else its text."""
     text = tokens.decode(slice(start, stop))
-    ended = {turn.stop: turn for turn in tokens.turns}
-    begun = {turn.start: turn for turn in tokens.turns}
+    by_stop = {turn.stop: turn for turn in tokens.turns}
+    by_start = {turn.start: turn for turn in tokens.turns}
     if tokens.sampled[start]:
-        if stop in ended and stop - start == 1 and text == "<|tool_response>":
+        if stop in by_stop and stop - start == 1 and text == "<|tool_response>":
             return RESULT_HEAD
-    elif start in ended and text == "\n":
+    elif start in by_stop and text == "\n":
         return SEPARATOR
-    elif start in ended and ended[start].stop_token is None and text == "<|system|>":
+    elif start in by_stop and by_stop[start].stop_token is None and text == "<|system|>":
         return HEAD
-    elif start in ended and stop == len(tokens) and text == "\n</s>":
+    elif start in by_stop and stop == len(tokens) and text == "\n</s>":
         return END_OF_TEXT
-    elif stop in begun and text in prompt_of(renderer, conversation, begun[stop].message):
+    elif stop in by_start and text in prompt_of(renderer, conversation, by_start[stop].message):
         return PROMPT
     return repr(text)
 
 
 def prompt_of(renderer: Renderer, conversation: Conversation, message: int) -> str:
-    """The last 60 characters of the prompt to which a message answers: a generation prompt is shorter."""
+    """The last 60 characters of the prompt of a message: a generation prompt is shorter."""
     before = Conversation(conversation.messages[:message] or [HI], conversation.tools)
     return str(rendered(renderer, before, prompt=True).text[-60:])
 
@@ -102,7 +102,7 @@ def test_sampled_is_what_training_templates_tag(name: str) -> None:
     plain, source = (templates_of_trl()[one] for one in (name, f"{name}_training"))
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json_for(plain, source))
     renderer = over_bytes(plain, controls=source, control_tokens="hf_compat", messages="as_given")
-    found: dict[str, str] = {}
+    differences: dict[str, str] = {}
     compared = sampled = 0
     for key, conversation in rotating(CONVERSATIONS.items(), name, 6):
         tokens = rendered(renderer, conversation)
@@ -112,18 +112,18 @@ def test_sampled_is_what_training_templates_tag(name: str) -> None:
         compared += 1
         sampled += any(tokens.sampled)
         for start, stop in runs(tokens.sampled, theirs[1]):
-            found.setdefault(kind_of(tokens, renderer, conversation, start, stop), key)
-    known = EXCEPTIONS.get(name, set())
-    assert set(found) == known if FULL else set(found) <= known, found
+            differences.setdefault(kind_of(tokens, renderer, conversation, start, stop), key)
+    expected = EXCEPTIONS.get(name, set())
+    assert set(differences) == expected if FULL else set(differences) <= expected, differences
     assert compared > (5 if FULL else 0)
     assert sampled > (3 if FULL else 0) or name == "llava_next"
 
 
-# -- held against prompts
+# -- compared with prompts
 
 
 def test_turn_is_sampled_from_the_end_of_its_prompt(any_family: str) -> None:
-    """Where the prompt to a turn is a prefix of the whole, id for id, sampling begins exactly at its length."""
+    """If the ids of a turn's prompt are a prefix of the whole rendering, sampling begins exactly at their end."""
     renderer = make_renderer(any_family)
     failures: list[str] = []
     checked = 0
@@ -141,14 +141,14 @@ def test_turn_is_sampled_from_the_end_of_its_prompt(any_family: str) -> None:
                 continue
             checked += 1
             if turn.start != len(prompt):
-                shown = tokens.decode(slice(max(0, len(prompt) - 20), turn.stop))
-                failures.append(f"{key}, message {message}: from {turn.start}, not {len(prompt)}: {shown!r}")
+                sampled_text = tokens.decode(slice(max(0, len(prompt) - 20), turn.stop))
+                failures.append(f"{key}, message {message}: from {turn.start}, not {len(prompt)}: {sampled_text!r}")
     assert not failures, some(failures)
     assert checked > 0
 
 
 def test_mask_does_not_depend_on_what_was_rendered_before(any_family: str) -> None:
-    """Renderers remember prompts that they have seen; a new one has to come to the same mask."""
+    """Renderers cache the prompts that they have rendered; a new renderer must give the same mask."""
     used = make_renderer(any_family)
     tokenizer = load_family(any_family)
     for conversation in CONVERSATIONS.values():
@@ -178,10 +178,10 @@ STOPS: dict[str, set[str]] = {
     "nemotron": {"<|im_end|>"},
     "gemma": {"<end_of_turn>"},
 }
-"""What models are publicly known to end their turns with, by how their family's name begins."""
+"""The publicly known stop tokens, by the prefix of the family's name."""
 
 NEVER_STOPS = {"<|end|>", "<|im_start|>", "<|assistant|>", "</think>", "<tool_call>", "</tool_call>"}
-"""Tokens that stand inside of turns, or begin the model's own: generation must not stop there."""
+"""Tokens that occur inside turns, or begin an assistant's turn: generation must not stop at them."""
 
 
 def known_stops(family: str) -> set[str]:
@@ -190,15 +190,15 @@ def known_stops(family: str) -> set[str]:
 
 def test_stop_tokens_are_the_known_ones(any_family: str) -> None:
     tokenizer = load_family(any_family)
-    named = {tokenizer.variables.get("eos_token")}
+    eos = {tokenizer.variables.get("eos_token")}
     stops = {tokenizer.decode([stop]) for stop in make_renderer(any_family).get_stop_token_ids()}
     assert known_stops(any_family) <= stops
-    assert stops <= known_stops(any_family) | named
+    assert stops <= known_stops(any_family) | eos
     assert not stops & NEVER_STOPS
 
 
 GLM_UNSTOPPED = {(None, "<|system|>"), (None, "<|assistant|>")}
-"""Nothing stands between an assistant's turn and a system's or another assistant's that follows it."""
+"""No token separates an assistant's turn from a system's or another assistant's turn after it."""
 
 UNSTOPPED: dict[str, set[tuple[str | None, str]]] = {
     **{name: GLM_UNSTOPPED for name in FAMILIES if name.startswith("glm")},
@@ -207,11 +207,11 @@ UNSTOPPED: dict[str, set[tuple[str | None, str]]] = {
     # the template writes <|end|> in place of the <|return|> of a turn that is past
     "gpt-oss": {("<|end|>", "<|start|>")},
 }
-"""How turns end other than with a stop token, and what follows."""
+"""Turns that end without a stop token, as (last token, the token after it)."""
 
 
 def test_assistants_alone_sample_and_every_turn_ends_with_its_stop_token(any_family: str) -> None:
-    """All but the last, which some templates leave open, and what is listed above."""
+    """Except a last turn, which some templates leave open, and the turns in `UNSTOPPED`."""
     renderer = make_renderer(any_family)
     tokenizer = load_family(any_family)
     stops = set(renderer.get_stop_token_ids())
@@ -237,18 +237,18 @@ def test_assistants_alone_sample_and_every_turn_ends_with_its_stop_token(any_fam
 
 
 def test_header_of_a_turn_is_never_sampled(any_family: str) -> None:
-    """The first control token after a user's turn. gpt-oss alone samples it: between its reasoning and its answer."""
+    """The first control token after a user's turn. Only gpt-oss samples it, between reasoning and answer."""
     renderer = make_renderer(any_family)
     prompt = renderer.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
     stops = renderer.get_stop_token_ids()
     content = int(prompt.select(field="content").nonzero()[0][-1])
     control = [int(prompt.ids[at]) for at in range(content + 1, len(prompt)) if prompt.control[at]]
     header = next(token for token in control if token not in stops)
-    where: set[bool] = set()
+    header_is_sampled: set[bool] = set()
     for conversation in CONVERSATIONS.values():
         tokens = rendered(renderer, conversation)
         for turn in tokens.turns if isinstance(tokens, RenderedTokens) else ():
             sampled = tokens.token_ids[turn.start : turn.stop]
             assert sampled[:1] != [header]
-            where.add(header in sampled)
-    assert (True in where) == (any_family == "gpt-oss")
+            header_is_sampled.add(header in sampled)
+    assert (True in header_is_sampled) == (any_family == "gpt-oss")

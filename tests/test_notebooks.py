@@ -1,4 +1,4 @@
-"""Every notebook runs, cell by cell, and holds no output: those would go stale, and tell of somebody's machine."""
+"""Every notebook runs cell by cell, and stores no output, which would go stale and depend on a machine."""
 
 import ast
 import asyncio

@@ -30,9 +30,9 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def spells_control(conversation: Conversation, controls: list[str]) -> bool:
-    """Whether what a user or a tool says holds the text of an added token."""
-    said = [str(message) for message in conversation.messages if message["role"] in ("user", "tool")]
-    return any(control in text for text in said for control in controls)
+    """Whether a user's or a tool's message contains the text of an added token."""
+    texts = [str(message) for message in conversation.messages if message["role"] in ("user", "tool")]
+    return any(control in text for text in texts for control in controls)
 
 
 def difference(
@@ -64,7 +64,7 @@ def test_ids_are_those_of_transformers(family: str) -> None:
             if not variables and not spells_control(case.conversation, added):
                 renderers.append(literal)
             problem = difference(family, case, renderers, variables)
-            if problem:  # once more, should the date that a template prints have changed between the two
+            if problem:  # try again: the date that a template prints may have changed in between
                 problem = difference(family, case, renderers, variables, again=True)
             if problem:
                 failures.append(f"{case.name}, prompt {case.prompt}, {variables}: {problem}")
@@ -77,14 +77,14 @@ VARIABLES: list[dict[str, Any]] = [{"enable_thinking": False}, {"enable_thinking
 
 
 def plain_text(source: str, case: Case, tools: Any, variables: dict[str, Any]) -> str | Refusal:
-    """What transformers' own Jinja environment renders."""
-    given = copy.deepcopy((case.conversation.messages, tools))
-    result = hf_jinja(source, *given, add_generation_prompt=case.prompt, **SPECIAL, **variables)
+    """The text that transformers' own Jinja environment renders."""
+    copies = copy.deepcopy((case.conversation.messages, tools))
+    result = hf_jinja(source, *copies, add_generation_prompt=case.prompt, **SPECIAL, **variables)
     return result if isinstance(result, Refusal) else result[0]
 
 
 def traced_text(template: ChatTemplate, case: Case, tools: Any, variables: dict[str, Any]) -> str | TokentraceError:
-    """What the same template renders with traced values."""
+    """The text that the same template renders with traced values."""
     try:
         messages = check_messages(case.conversation.messages, is_role=template.constants.__contains__)
         checked = check_tools(tools)
@@ -105,17 +105,17 @@ def test_text_is_that_of_plain_jinja(name: str) -> None:
     source = templates_of_trl()[name]
     template = ChatTemplate(source)
     failures: list[str] = []
-    shown = 0
+    rendered_count = 0
     varied = {(case.name, case.prompt) for case in rotating(matrix(), name, 24)}
     accepted = (case for case in matrix() if isinstance(traced_text(template, case, case.conversation.tools, {}), str))
     for case in (*itertools.islice(accepted, 2), *rotating(matrix(), f"{name} plain", 12)):
-        own = case.conversation.tools
-        choices: list[tuple[Any, dict[str, Any]]] = [(own, {})]
+        declared = case.conversation.tools
+        choices: list[tuple[Any, dict[str, Any]]] = [(declared, {})]
         if (case.name, case.prompt) in varied:
-            other_tools = SIMPLE if own is None else None
-            choices += [(own, variables) for variables in VARIABLES] if case.prompt else [(other_tools, {})]
+            other_tools = SIMPLE if declared is None else None
+            choices += [(declared, variables) for variables in VARIABLES] if case.prompt else [(other_tools, {})]
         for tools, variables in choices:
-            for _ in range(2):  # twice, should the date that a template prints have changed between the two
+            for _ in range(2):  # twice: the date that a template prints may have changed in between
                 ours = traced_text(template, case, tools, variables)
                 theirs = plain_text(source, case, tools, variables)
                 same = ours == theirs or (isinstance(ours, TokentraceError) and isinstance(theirs, Refusal))
@@ -123,9 +123,9 @@ def test_text_is_that_of_plain_jinja(name: str) -> None:
                     break
             else:
                 failures.append(f"{case.name}, prompt {case.prompt}, {variables}: {ours!r} is not {theirs!r}")
-            shown += isinstance(ours, str)
+            rendered_count += isinstance(ours, str)
     assert not failures, some(failures)
-    assert shown > 0
+    assert rendered_count > 0
 
 
 # -- golden files
@@ -141,7 +141,7 @@ TALK = [
     assistant("You are welcome.", reasoning="Be polite."),
 ]
 JSON_CALL = call("get_weather", '{"city": "Paris"}')
-SHOWN: dict[str, Conversation] = {
+CASES: dict[str, Conversation] = {
     "all of it": Conversation(TALK, SIMPLE),
     "nothing said beside the call": Conversation([*TALK[:2], TALK[2] | {"content": ""}, *TALK[3:]], SIMPLE),
     "arguments as JSON, no content beside the call": Conversation(
@@ -149,7 +149,7 @@ SHOWN: dict[str, Conversation] = {
     ),
     "no tools": Conversation([*TALK[:2], *TALK[4:]]),
 }
-"""The conversation of the golden files, and what is left out of it where a template refuses the rest."""
+"""The conversation of the golden files in full and in part: a file shows the first that the template accepts."""
 
 DATES = [
     (r"Current date: \d{4}-\d\d-\d\d", "Current date: DATE"),
@@ -158,9 +158,9 @@ DATES = [
 
 
 def as_golden(family: str) -> str:
-    """A rendering as a person reads it: a turn a line, ⟦ ⟧ around what is sampled, ⏎ for a newline."""
+    """A rendering for people: one line per turn, ⟦ ⟧ around sampled text, ⏎ for a newline."""
     renderer = make_renderer(family, messages="as_given")
-    kept, tokens = next((k, r) for k, c in SHOWN.items() if isinstance(r := rendered(renderer, c), RenderedTokens))
+    name, tokens = next((k, r) for k, c in CASES.items() if isinstance(r := rendered(renderer, c), RenderedTokens))
     lines: list[str] = []
     turn, inside = -2, False
     for text, message, is_sampled in zip(tokens.tokens(), tokens.message_indices, tokens.sampled, strict=True):
@@ -175,17 +175,17 @@ def as_golden(family: str) -> str:
             inside = True
         lines[-1] += text.replace("\n", "⏎")
     stops = " ".join(load_family(family).decode([stop]) for stop in renderer.get_stop_token_ids())
-    shown = "\n".join(lines) + ("⟧" if inside else "")
+    page = "\n".join(lines) + ("⟧" if inside else "")
     for pattern, date in DATES:
-        shown = re.sub(pattern, date, shown)
+        page = re.sub(pattern, date, page)
     notes = "".join(f"note: {note}\n" for note in tokens.notes)
-    return f"stops at: {stops}\nshows: {kept}\n{notes}\n{shown}\n"
+    return f"stops at: {stops}\nshows: {name}\n{notes}\n{page}\n"
 
 
 def test_golden_file_shows_what_is_rendered(any_family: str, update_golden: bool) -> None:
     path = GOLDEN / f"{any_family}.txt"
-    found = as_golden(any_family)
+    actual = as_golden(any_family)
     if update_golden:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(found, encoding="utf-8")
-    assert found == path.read_text(encoding="utf-8"), f"{path.name} differs; pytest --update-golden writes it anew"
+        path.write_text(actual, encoding="utf-8")
+    assert actual == path.read_text(encoding="utf-8"), f"{path.name} differs; pytest --update-golden writes it anew"

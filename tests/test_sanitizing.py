@@ -1,7 +1,7 @@
-"""The comparison of docs/security.md: `sanitize_control_tokens` of transformers, and what still becomes a token.
+"""The comparison of docs/security.md: `sanitize_control_tokens` of transformers, and the text that it does not catch.
 
-It marks whole control tokens in messages before the template runs. A template that spells one out of what it is given
-(by a filter, or by joining two texts) makes a control token of a user's text all the same.
+It marks whole control tokens in messages before the template runs. If the template itself builds one out of a user's
+text, by a filter or by joining two texts, it still becomes a control token.
 """
 
 from importlib.metadata import version
@@ -41,7 +41,7 @@ def tokenizer() -> Any:
 
 
 def count_ends(tokenizer: Any, template: str, messages: list[dict[str, Any]], **options: Any) -> int:
-    """How many end tokens transformers makes of messages in which nothing but users' text spells one."""
+    """The number of end tokens that transformers encodes; only users' text spells one."""
     ids = tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **options)
     return int(ids.count(tokenizer.convert_tokens_to_ids(END)))
 
@@ -56,12 +56,12 @@ def test_sanitizing_is_off_by_default_keeps_whole_tokens_as_text_and_is_refused_
 
 
 @pytest.mark.parametrize(("template", "messages"), FORGED.values(), ids=FORGED)
-def test_what_the_template_spells_is_still_forged(tokenizer: Any, template: str, messages: list[Any]) -> None:
+def test_tokens_that_the_template_builds_are_still_forged(tokenizer: Any, template: str, messages: list[Any]) -> None:
     assert count_ends(tokenizer, template, messages, sanitize_control_tokens=True) == 1
 
 
 @pytest.mark.parametrize(("template", "messages"), [WHOLE, *FORGED.values()], ids=["a whole token", *FORGED])
-def test_here_it_stays_text_and_has_a_mask(tokenizer: Any, template: str, messages: list[Any]) -> None:
+def test_tokentrace_keeps_it_as_text_and_has_a_mask(tokenizer: Any, template: str, messages: list[Any]) -> None:
     rendered = create_renderer(tokenizer, chat_template=template).render(messages)
     assert tokenizer.convert_tokens_to_ids(END) not in rendered.token_ids
     assert not rendered.mask.any()
@@ -88,7 +88,7 @@ def test_templates_as_shipped(family: str) -> None:
     assert not forged(*(renderer.render_ids(messages) for messages in texts))
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_states_the_measured_numbers() -> None:
     page = " ".join((ROOT / "docs" / "security.md").read_text(encoding="utf-8").split())
     assert f"transformers {version('transformers')}" in page
     assert f"{len(JOINS_PARTS)} of the {len(FAMILIES)} families" in page

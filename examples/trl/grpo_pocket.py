@@ -1,6 +1,6 @@
-"""GRPO of the embedded model with TRL, on a CPU: it learns to answer as briefly as it can, and still right.
+"""GRPO of the embedded model with TRL, on a CPU: it learns to give correct answers in few tokens.
 
-Needs `pip install trl torch`. Each rollout is an agent with a calculator; what was sampled reaches the loss id for id.
+Needs `pip install trl torch`. Each rollout is an agent with a calculator; the loss gets exactly the sampled ids.
 """
 
 import argparse
@@ -27,19 +27,19 @@ def calculator(expression: str) -> Fraction:
 
 
 def brevity(rollout: Rollout) -> float:
-    """0 for a wrong answer; for a right one, the more the fewer tokens it took: 1 for none, 0 for 100."""
+    """The reward: 0 for a wrong answer, else falling from 1 for no tokens to 0 for 100 or more."""
     right = str(rollout.task.metadata["answer"]) in rollout.answer.replace(",", "")
     return right * max(0.0, 1 - rollout.trajectory.num_sampled / 100)
 
 
 def questions(count: int, seed: int) -> dict[str, int]:
     """Questions and their answers."""
-    drawn = random.Random(seed)
-    found: dict[str, int] = {}
-    while len(found) < count:
-        a, b, c = (drawn.randint(11, 99) for _ in range(3))
-        found[f"What is {a} * {b} + {c}?"] = a * b + c
-    return found
+    rng = random.Random(seed)
+    answers: dict[str, int] = {}
+    while len(answers) < count:
+        a, b, c = (rng.randint(11, 99) for _ in range(3))
+        answers[f"What is {a} * {b} + {c}?"] = a * b + c
+    return answers
 
 
 def main() -> None:
@@ -52,10 +52,10 @@ def main() -> None:
     options = parser.parse_args()
 
     answers = questions(512, options.seed)
-    rows = [{"prompt": [{"role": "user", "content": asked}]} for asked in answers]
+    rows = [{"prompt": [{"role": "user", "content": question}]} for question in answers]
 
     def task(prompt: list[dict[str, str]]) -> Task:
-        """TRL gives the prompt alone, so the answer is looked up."""
+        """TRL passes only the prompt, so the answer is looked up."""
         return Task(prompt, metadata={"answer": answers[prompt[-1]["content"]]})
 
     engine = EmbeddedEngine(seed=options.seed)

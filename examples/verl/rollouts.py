@@ -1,4 +1,4 @@
-"""verl's own worker runs our agent: a batch of its tensors, of exactly what was sampled.
+"""verl's agent loop worker runs a tokentrace agent; its batch of tensors has exactly the sampled ids.
 
 Needs verl (`pip install "verl==0.9.1"`), and neither a GPU nor a server: pocket stands in for verl's servers.
 """
@@ -23,7 +23,7 @@ AGENTS = Path(__file__).with_name("agents.yaml")
 
 
 class Pocket:
-    """What verl's ``LLMServerClient`` does: ids in, ids and logprobs out."""
+    """Stands in for verl's ``LLMServerClient``: ids in, ids and logprobs out."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.engine = engine
@@ -31,15 +31,15 @@ class Pocket:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """Sample with the temperature and the stop tokens that are asked for."""
-        asked = {name: sampling_params[name] for name in ("max_tokens", "temperature")}
+        """Sample with the requested length, temperature and stop tokens."""
+        params = {name: sampling_params[name] for name in ("max_tokens", "temperature")}
         stops = tuple(sampling_params["stop_token_ids"])
-        done = await self.engine.generate(prompt_ids, SamplingParams(**asked, stop_token_ids=stops), session=request_id)
-        return TokenOutput(token_ids=done.ids.tolist(), log_probs=done.logprobs.tolist(), stop_reason="completed")
+        out = await self.engine.generate(prompt_ids, SamplingParams(**params, stop_token_ids=stops), session=request_id)
+        return TokenOutput(token_ids=out.ids.tolist(), log_probs=out.logprobs.tolist(), stop_reason="completed")
 
 
 async def main() -> None:
-    """Run the questions, and show what of each response is trained."""
+    """Run the questions, and print the trained part of each response."""
     agent = "actor_rollout_ref.rollout.agent"
     settings = [
         f"actor_rollout_ref.model.path={POCKET}",

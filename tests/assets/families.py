@@ -1,6 +1,6 @@
-"""The asset list: for every model family, which package member is its vocabulary, template and configuration.
+"""The asset list: the package members with the vocabulary, template and configuration of every model family.
 
-A row is data. Adding a family is adding a row here and its two sha256 in `lock.toml`.
+A row is data. To add a family, add a row here and its two sha256 to `lock.toml`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ SWITCH = (True, False)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One member of one package, and what is done to it: a name in `CONVERTERS` or in `READERS`."""
+    """A member of a package, and how it is read: a name in `CONVERTERS` or in `READERS`."""
 
     package: str
     path: str
@@ -25,7 +25,7 @@ class Family:
 
     `kwargs` are the template's documented variables with the values worth testing, the template's own default
     among them or not (leaving the variable out is always a case of its own). `tokenizer_config` is a package
-    member, or the special tokens themselves where the publisher's file is not to be had. `note` says what is
+    member, or the special tokens themselves if the publisher's file is not available. `note` states what is
     not the publisher's own or could not be checked.
     """
 

@@ -1,4 +1,4 @@
-"""Finding and downloading a file of the package index that pip is configured with.
+"""Finds and downloads files from the package index that pip is configured with.
 
 pip itself would build an sdist's metadata before handing the file over, so only pip's *settings* are used:
 the index, extra indexes, certificate and trusted hosts, from its environment and configuration files.
@@ -32,12 +32,12 @@ ATTEMPTS = 4
 TIMEOUT_S = 120.0
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that have just arrived (negative when an attempt is started over)."""
+"""Called with the number of new bytes (negative if an attempt starts over)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What pip would use to reach the index."""
+    """pip's settings for reaching the index."""
 
     indexes: tuple[str, ...]
     cert: str | None
@@ -48,44 +48,44 @@ def _interpreters() -> Iterator[str]:
     """Interpreters that may have pip: this one first (a venv made by uv has none), then those on PATH."""
     yield sys.executable
     for name in ("python3", "python"):
-        if found := shutil.which(name):
-            yield found
+        if path := shutil.which(name):
+            yield path
 
 
 def _ask_pip(*arguments: str) -> str | None:
-    """What the first interpreter that succeeds prints, or None when none does."""
+    """The output of the first interpreter that succeeds, or None if none does."""
     for python in dict.fromkeys(_interpreters()):
         try:
-            done = subprocess.run([python, *arguments], capture_output=True, text=True, timeout=60, check=False)
+            completed = subprocess.run([python, *arguments], capture_output=True, text=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if done.returncode == 0:
-            return done.stdout
+        if completed.returncode == 0:
+            return completed.stdout
     return None
 
 
 def _pip_options() -> dict[str, str]:
     """pip's effective options by long name, least binding first: global, download, environment."""
-    found: dict[str, dict[str, str]] = {"global": {}, "download": {}, ":env:": {}}
+    sections: dict[str, dict[str, str]] = {"global": {}, "download": {}, ":env:": {}}
     for line in (_ask_pip("-m", "pip", "config", "list") or "").splitlines():
         key, _, value = line.partition("=")
         section, _, option = key.partition(".")
-        if section in found:
-            found[section][option] = str(ast.literal_eval(value))
+        if section in sections:
+            sections[section][option] = str(ast.literal_eval(value))
     for name, value in os.environ.items():
         if name.startswith("PIP_") and value:
-            found[":env:"][name.removeprefix("PIP_").lower().replace("_", "-")] = value
-    return found["global"] | found["download"] | found[":env:"]
+            sections[":env:"][name.removeprefix("PIP_").lower().replace("_", "-")] = value
+    return sections["global"] | sections["download"] | sections[":env:"]
 
 
 def _default_index() -> str:
-    """uv's index when one is set, else the one pip is built with; refuses when there is neither."""
-    chosen = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
-    if not chosen:
-        chosen = _ask_pip("-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)")
-    if not chosen:
+    """uv's index if one is set, else pip's default. Raises AssetError if there is neither."""
+    index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    if not index:
+        index = _ask_pip("-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)")
+    if not index:
         raise AssetError("no package index known: no interpreter on PATH has pip; set PIP_INDEX_URL")
-    return chosen.strip()
+    return index.strip()
 
 
 @cache
@@ -154,7 +154,7 @@ def _with_credentials(address: str, index: str) -> str:
 
 
 def download(package: Package, target: Path, progress: Progress) -> None:
-    """Write the pinned file to `target`; refuses bytes whose sha256 is not the pinned one."""
+    """Write the pinned file to `target`. Raises AssetError if its sha256 is not the pinned one."""
     problem = "none of the configured indexes lists it"
     for _ in range(ATTEMPTS):
         for address in _locate(package):

@@ -8,7 +8,7 @@ _LOCK = tomllib.loads(Path(__file__).with_name("lock.toml").read_text(encoding="
 
 
 class AssetError(RuntimeError):
-    """An asset is not available, or is not what its row promises. The message says which and what to do."""
+    """An asset is not available, or does not match its row. The message says which and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

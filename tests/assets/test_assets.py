@@ -1,4 +1,4 @@
-"""The assets are what their rows say: pinned, loadable, equal to independent readings of the same data."""
+"""The assets match their rows: pinned, loadable, and equal to independent readings of the same data."""
 
 import importlib.util
 import json
@@ -37,12 +37,12 @@ TEMPLATED = [name for name, row in FAMILIES.items() if row.template]
 
 
 def load(family: str) -> Tokenizer:
-    """The family's tokenizer.json as transformers holds it, which leaves it as it is (a test is below)."""
+    """The family's tokenizer.json as loaded by transformers, which does not change it."""
     return hf_tokenizer(family).backend_tokenizer
 
 
 def ids(family: str, text: str) -> list[int]:
-    """Ids of raw text, with nothing put in front."""
+    """Ids of raw text, without special tokens."""
     encoded: list[int] = load(family).encode(text, add_special_tokens=False).ids
     return encoded
 
@@ -128,7 +128,7 @@ def test_trl_templates_are_all_there() -> None:
 
 @pytest.mark.parametrize("name", rotating([name for name in TEMPLATED if FAMILIES[name].kwargs], "kwargs", 8))
 def test_documented_kwargs_change_what_is_rendered(name: str) -> None:
-    """Of each documented variable, some value makes some conversation differ from leaving it out."""
+    """For each documented variable, some value changes some conversation."""
     for variable, values in FAMILIES[name].kwargs.items():
         assert any(
             hf_text(name, case.messages, case.tools, True)
@@ -139,7 +139,7 @@ def test_documented_kwargs_change_what_is_rendered(name: str) -> None:
 
 
 def test_every_conversation_is_rendered_by_some_family() -> None:
-    """By transformers' own Jinja, with no vocabulary: whether a template refuses does not depend on one."""
+    """Rendered by transformers' own Jinja: whether a template refuses does not depend on a vocabulary."""
     refused = dict(CONVERSATIONS)
     for name in TEMPLATED:
         for label, case in list(refused.items()):

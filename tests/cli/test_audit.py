@@ -1,4 +1,4 @@
-"""``tokentrace audit``: what it prints, writes and exits with."""
+"""``tokentrace audit``: its output, pages and exit codes."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_the_page_is_titled_by_the_template(dropping: Path, tmp_path: Path, besi
     assert title == f"Audit of chat_template.jinja of {dropping.name if beside else 'pocket'}"
 
 
-def test_json_has_all_of_it(dropping: Path) -> None:
+def test_json_has_the_whole_report(dropping: Path) -> None:
     (report,) = json.loads(run(dropping, "--json").output)
     assert {row["use"]: row["grade"] for row in report["verdicts"]}["rl-append-only"] == "partly"
     broken = [cell for cell in report["cells"] if cell["outcome"] == "breaks"]
@@ -63,7 +63,7 @@ def test_json_has_all_of_it(dropping: Path) -> None:
         assert cell["messages"][-1]["role"] in ("tool", "user", "system", "assistant")
 
 
-def test_many_are_one_table_and_a_page(dropping: Path, tmp_path: Path) -> None:
+def test_several_models_make_one_table_and_one_page(dropping: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = run(POCKET, dropping, "--html", page)
     assert result.exit_code == 1, result.output
@@ -75,7 +75,7 @@ def test_many_are_one_table_and_a_page(dropping: Path, tmp_path: Path) -> None:
     assert "loop.last" in text
 
 
-# -- what cannot be is said before anything is done
+# -- bad arguments
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_a_conversation_agrees_or_differs(on: list[Any], tmp_path: Path) -> None
 
 
 def test_settings_reach_the_comparison(on: list[Any]) -> None:
-    kept = json.loads(run(*on, "--json", "--past", "preserve").stdout)
-    assert kept["summary"][0].startswith("Production drops the reasoning")
+    preserved = json.loads(run(*on, "--json", "--past", "preserve").stdout)
+    assert preserved["summary"][0].startswith("Production drops the reasoning")
     broken = json.loads(run(*on, "--json", "--past", "inference").stdout)
     assert [step["break"] and step["break"]["reason"] for step in broken["steps"]] == [None, "rewrites_past"]
 

@@ -1,4 +1,4 @@
-"""``tokentrace check``: what it reads and prints, and what its exit code says."""
+"""``tokentrace check``: its input, output and exit codes."""
 
 import gzip
 import json
@@ -33,8 +33,8 @@ def run(*args: Any, **env: str) -> Result:
 
 
 def tokenize(source: Path, output: Path, *more: Any) -> None:
-    given = ["tokenize", source, "-o", output, "-t", POCKET, "-q", *more]
-    assert CliRunner().invoke(main, [str(one) for one in given]).exit_code == 0
+    command = ["tokenize", source, "-o", output, "-t", POCKET, "-q", *more]
+    assert CliRunner().invoke(main, [str(one) for one in command]).exit_code == 0
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def good(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "good.jsonl", [ROW, ROW])
 
 
-def test_rows_that_are_all_the_same_are_0(good: Path) -> None:
+def test_matching_rows_exit_with_0(good: Path) -> None:
     result = run(good, "-t", POCKET)
     assert result.exit_code == 0
     assert result.stdout.startswith("✓ all 2 rows match the template: ids and mask\n")
@@ -50,7 +50,7 @@ def test_rows_that_are_all_the_same_are_0(good: Path) -> None:
     assert "pocket" in run(good).stderr
 
 
-def test_rows_that_differ_are_1_and_shown_with_place_and_tokens(tmp_path: Path) -> None:
+def test_differing_rows_exit_with_1_and_show_place_and_tokens(tmp_path: Path) -> None:
     doubled = {**ROW, "input_ids": [SAMPLE.token_ids[0], *SAMPLE.token_ids], "loss_mask": [0, *SAMPLE.loss_mask]}
     untrained = {**ROW, "loss_mask": [*SAMPLE.loss_mask[:-1], 0]}
     poor = write_lines(tmp_path / "poor.jsonl", [ROW, doubled, untrained, {"text": "no ids"}])
@@ -72,10 +72,10 @@ def test_rows_that_differ_are_1_and_shown_with_place_and_tokens(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("suffix", "packed"), [(".parquet", False), (".jsonl", True)])
-def test_a_file_of_ours_finds_its_own_source(
+def test_a_tokenized_file_finds_its_source(
     suffix: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the check is run, and wherever both were moved to together."""
+    """From any working directory, and after both files were moved together."""
     pytest.importorskip("pyarrow")
     (tmp_path / "here" / "data").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "data")
@@ -83,8 +83,8 @@ def test_a_file_of_ours_finds_its_own_source(
     if packed:
         Path("chats.jsonl.gz").write_bytes(gzip.compress(Path("chats.jsonl").read_bytes()))
         Path("chats.jsonl").unlink()
-    given = "chats.jsonl.gz" if packed else "chats.jsonl"
-    tokenize(Path(given), Path(f"../rows{suffix}"), "--turns", "last")
+    name = "chats.jsonl.gz" if packed else "chats.jsonl"
+    tokenize(Path(name), Path(f"../rows{suffix}"), "--turns", "last")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").rename(tmp_path / "there")
     result = run(tmp_path / "there" / f"rows{suffix}", "-t", POCKET)
@@ -92,7 +92,7 @@ def test_a_file_of_ours_finds_its_own_source(
     assert result.stdout.startswith("✓ all 5 rows match the template: ids and mask\n")
 
 
-def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_changed_source_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     chats, out = tmp_path / "chats.jsonl", tmp_path / "rows.parquet"
     write_conversations(chats, 5)
@@ -125,7 +125,7 @@ def test_rows_of_another_template_are_noted_and_refused_where_no_tokenizer_is_na
     assert [words in " ".join(text.split()) for text in (refused.stderr, noted.stdout, fine.stdout)] == [1, 1, 0]
 
 
-def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_checked_exit_with_1_unless_allowed(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "bare.jsonl", [{"input_ids": SAMPLE.token_ids, "loss_mask": SAMPLE.loss_mask}])
     result = run(path, "-t", POCKET)
     assert result.exit_code == 1
@@ -147,20 +147,20 @@ def test_options_reach_the_check(tmp_path: Path) -> None:
     pad = renderer.tokenizer.token_id("<|turn|>")
     row = {"talk": MESSAGES, "x": [pad, pad, *sample.token_ids], "y": [-100, -100, *labels]}
     path = write_lines(tmp_path / "rows.jsonl", [row, {"x": 1}])
-    given: list[Any] = [path, "-t", POCKET, "--renderer", "default", "--chat-template", template, "--kwargs", "mark=!"]
-    given += ["--ids-column", "x", "--mask-column", "y", "--messages-column", "talk", "--limit", 1]
-    given += ["--roles", "assistant,user", "--parts", "content", "--pad-token", "<|turn|>"]
-    result = run(*given)
+    args: list[Any] = [path, "-t", POCKET, "--renderer", "default", "--chat-template", template, "--kwargs", "mark=!"]
+    args += ["--ids-column", "x", "--mask-column", "y", "--messages-column", "talk", "--limit", 1]
+    args += ["--roles", "assistant,user", "--parts", "content", "--pad-token", "<|turn|>"]
+    result = run(*args)
     assert result.exit_code == 0, result.output
     assert "padding 2" in result.stdout
     assert "stopped after 1 row" in result.stdout
 
 
-def test_errors_are_2(good: Path, tmp_path: Path) -> None:
+def test_errors_exit_with_2(good: Path, tmp_path: Path) -> None:
     absent = tmp_path / "absent.jsonl"
     assert run(absent, "-t", POCKET).stderr.startswith("error: there is no file or folder")
-    for wrong in ((), (absent,), (good, "--parts", "colour"), (good, "--pad-token", "no"), (good, "--source", absent)):
-        assert run(*wrong, "-t", POCKET).exit_code == 2
+    for args in ((), (absent,), (good, "--parts", "colour"), (good, "--pad-token", "no"), (good, "--source", absent)):
+        assert run(*args, "-t", POCKET).exit_code == 2
     result = run(write_lines(tmp_path / "empty.jsonl", []), "-t", POCKET)
     assert (result.exit_code, "there are no rows" in result.stdout) == (1, True)
 
@@ -168,8 +168,8 @@ def test_errors_are_2(good: Path, tmp_path: Path) -> None:
 # -- rollouts
 
 
-def dump(folder: Path, told: Any, shape: str = "calls lines") -> Path:
-    return write_lines(folder / "dump.jsonl", SHAPES[shape](told, False))
+def dump(folder: Path, planted: Any, shape: str = "calls lines") -> Path:
+    return write_lines(folder / "dump.jsonl", SHAPES[shape](planted, False))
 
 
 def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_exit_code_is_for_ci(tmp_path: Path) -> None:
 
 
 def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
-    """The pocket model is the default where its vocabulary has the ids."""
+    """The pocket model is the default if its vocabulary has the ids."""
     assert "using the embedded pocket model" in run(dump(tmp_path, rollouts("pocket"))).stderr
     large = {"rollout_id": "a", "prompt_ids": [1, 151_645], "completion_ids": [2]}
     result = run(write_lines(tmp_path / "large.jsonl", [large]))
@@ -217,13 +217,13 @@ def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
 # -- a prompt against a stream
 
 
-ASKED = [{"role": "user", "content": "2+2?"}]
+QUESTION = [{"role": "user", "content": "2+2?"}]
 ANSWER = {"role": "assistant", "content": "four"}
-MORE = {"role": "user", "content": "Sure?"}
-PROMPT = RENDERER.render_ids(ASKED, add_generation_prompt=True)
+FOLLOW_UP = {"role": "user", "content": "Sure?"}
+PROMPT = RENDERER.render_ids(QUESTION, add_generation_prompt=True)
 LETTERS = [index for letter in "four" for index in RENDERER.tokenizer.encode(letter).tolist()]
 SAMPLED = [*LETTERS, *RENDERER.tokenizer.encode("<|end|>").tolist()]
-AGAIN = RENDERER.render_ids([*ASKED, ANSWER, MORE], add_generation_prompt=True)
+AGAIN = RENDERER.render_ids([*QUESTION, ANSWER, FOLLOW_UP], add_generation_prompt=True)
 FIRST = next(at for at, pair in enumerate(zip(PROMPT + SAMPLED, AGAIN, strict=False)) if pair[0] != pair[1])
 
 
@@ -244,7 +244,7 @@ def test_a_prompt_is_compared_with_a_stream(tmp_path: Path) -> None:
     result = run(stream, "--prompt", prompt, "--json")
     row = json.loads(result.stdout)
     assert (result.exit_code, row["cause"], row["position"], row["extends"]) == (1, "bpe_remerge", FIRST, False)
-    bridged = RENDERER.bridge_to_next_turn(PROMPT, SAMPLED, [MORE])
+    bridged = RENDERER.bridge_to_next_turn(PROMPT, SAMPLED, [FOLLOW_UP])
     assert bridged is not None
     prompt.write_text(json.dumps(bridged.token_ids), encoding="utf-8")
     result = run(record, "--prompt", prompt)

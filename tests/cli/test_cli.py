@@ -1,4 +1,4 @@
-"""The command line: what it reads and writes, how it fails, completion, colours, JSON for every table, the examples."""
+"""The command line: input and output, errors, completion, colours, JSON for every table, the examples."""
 
 import importlib.util
 import json
@@ -35,10 +35,10 @@ def run(*args: Any, stdin: str | None = None, color: bool = False, **env: str) -
 
 @pytest.fixture
 def chat(tmp_path: Path) -> Path:
-    return written(tmp_path, MESSAGES, "chat.json")
+    return write_file(tmp_path, MESSAGES, "chat.json")
 
 
-def written(tmp_path: Path, value: Any, name: str = "given.json") -> Path:
+def write_file(tmp_path: Path, value: Any, name: str = "given.json") -> Path:
     path = tmp_path / name
     path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
     return path
@@ -69,16 +69,16 @@ def test_open_shows_the_page(chat: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert run("render", chat, "-f", "json", "--open").exit_code == 2
 
 
-def test_messages_come_from_an_object_from_stdin_and_from_lines(tmp_path: Path) -> None:
+def test_messages_are_read_from_an_object_from_stdin_and_from_lines(tmp_path: Path) -> None:
     row = {"messages": MESSAGES, "tools": json.loads(EXAMPLE.read_text(encoding="utf-8"))["tools"]}
     text = json.dumps(row)
     expected = create_renderer(POCKET).render(MESSAGES, tools=row["tools"]).token_ids
     other = json.dumps([{"role": "user", "content": "another"}])
     for result in (
-        run("render", written(tmp_path, row), "-f", "json"),
+        run("render", write_file(tmp_path, row), "-f", "json"),
         run("render", "-", "-f", "json", stdin=text),
-        (first := run("render", written(tmp_path, f"{text}\n\n{other}\n", "rows.jsonl"), "-f", "json")),
-        run("render", written(tmp_path, f"{other}\n{text}\n", "rows.jsonl"), "-f", "json", "--index", 1),
+        (first := run("render", write_file(tmp_path, f"{text}\n\n{other}\n", "rows.jsonl"), "-f", "json")),
+        run("render", write_file(tmp_path, f"{other}\n{text}\n", "rows.jsonl"), "-f", "json", "--index", 1),
         run("render", "-", "-f", "json", "--index", "-1", stdin=f"{other}\n{text}"),
     ):
         assert result.exit_code == 0, result.output
@@ -89,9 +89,9 @@ def test_messages_come_from_an_object_from_stdin_and_from_lines(tmp_path: Path) 
 def test_options_reach_the_renderer(chat: Path, tmp_path: Path) -> None:
     prompted = run("render", chat, "-g", "--kwargs", "enable_thinking=false", "-f", "json")
     assert json.loads(prompted.stdout)["text"].endswith("<|turn|>assistant\n<think>\n\n</think>\n\n")
-    template = written(tmp_path, "{% for m in messages %}{{ m.content }}/{% endfor %}", "own.jinja")
-    own = run("render", chat, "--chat-template", template, "--renderer", "default", "-f", "json")
-    assert json.loads(own.stdout)["text"] == "2+2?/4/"
+    template = write_file(tmp_path, "{% for m in messages %}{{ m.content }}/{% endfor %}", "own.jinja")
+    custom = run("render", chat, "--chat-template", template, "--renderer", "default", "-f", "json")
+    assert json.loads(custom.stdout)["text"] == "2+2?/4/"
     assert run("render", chat, "--past", "patched", "--lost", "error", "-f", "json").exit_code == 0
 
 
@@ -99,7 +99,7 @@ def test_options_reach_the_renderer(chat: Path, tmp_path: Path) -> None:
 
 
 def test_an_error_is_one_line_that_names_message_and_field_and_debug_shows_the_traceback(tmp_path: Path) -> None:
-    path = written(tmp_path, [*MESSAGES, {"role": "user", "content": 3}])
+    path = write_file(tmp_path, [*MESSAGES, {"role": "user", "content": 3}])
     result = run("render", path, "-t", POCKET)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: message 2, content: ")
@@ -128,7 +128,7 @@ def test_an_error_is_one_line_that_names_message_and_field_and_debug_shows_the_t
         ("chat.json", b"[]", ["--renderer", "gpt-os"], "there is no renderer 'gpt-os'; there are auto, "),
     ],
 )
-def test_what_cannot_be_rendered_is_named(
+def test_input_that_cannot_be_rendered_is_named(
     name: str, content: bytes, options: list[Any], words: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -140,11 +140,11 @@ def test_what_cannot_be_rendered_is_named(
 
 
 def test_families_are_listed_and_each_shows_its_grammar() -> None:
-    listed, rows = run("families").stdout, json.loads(run("families", "--json").stdout)
+    table, rows = run("families").stdout, json.loads(run("families", "--json").stdout)
     assert [row["name"] for row in rows] == NAMES
     assert json.loads(run("families", FAMILIES[0].name, "--json").stdout) == rows[0]
     for family in FAMILIES:
-        assert family.name in listed
+        assert family.name in table
         result = run("families", family.name, COLUMNS="400")
         assert family.models in result.stdout
         assert family.answer.split("\n")[0] in result.stdout
@@ -161,7 +161,7 @@ def test_the_demo_of_rendering_shows_writes_and_explains(tmp_path: Path) -> None
     assert_only_its_own_code_runs(out.read_text(encoding="utf-8"))
 
 
-def test_the_demo_compares_paths_and_writes_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_compares_paths_and_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     result = run("demo", "--rollouts", 1, "--seed", 3, "-o", out, COLUMNS="100")
     assert result.exit_code == 0, result.output
@@ -205,8 +205,8 @@ def test_every_command_has_help_and_a_wrong_name_a_hint() -> None:
 def test_the_console_script_runs(chat: Path) -> None:
     version = subprocess.run([CONSOLE_SCRIPT, "--version"], capture_output=True, text=True, check=True)
     assert version.stdout.startswith("tokentrace, version ")
-    shown = subprocess.run([CONSOLE_SCRIPT, "render", chat], capture_output=True, text=True, check=True)
-    assert "\x1b" not in shown.stdout + shown.stderr
+    rendered = subprocess.run([CONSOLE_SCRIPT, "render", chat], capture_output=True, text=True, check=True)
+    assert "\x1b" not in rendered.stdout + rendered.stderr
     failed = subprocess.run([CONSOLE_SCRIPT, "render", "-"], input="{", capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("error: stdin, line 1, column 2")
@@ -241,11 +241,11 @@ def test_commands_options_families_dialects_and_paths_are_completed() -> None:
 # -- colours and JSON
 
 
-def test_every_table_can_be_had_without_colours_and_as_json(tmp_path: Path) -> None:
-    """A call of every command that prints a table or a view and needs no server."""
+def test_every_table_prints_without_colours_and_as_json(tmp_path: Path) -> None:
+    """Run every command that prints a table or a view and needs no server."""
     lines = SHAPES["calls lines"](rollouts("pocket")[:3], False)
-    dump = written(tmp_path, "".join(json.dumps(line) + "\n" for line in lines), "dump.jsonl")
-    chats = written(tmp_path, json.dumps({"messages": MESSAGES}) + "\n", "chats.jsonl")
+    dump = write_file(tmp_path, "".join(json.dumps(line) + "\n" for line in lines), "dump.jsonl")
+    chats = write_file(tmp_path, json.dumps({"messages": MESSAGES}) + "\n", "chats.jsonl")
     rows, slow = tmp_path / "rows.parquet", (["audit", POCKET],)
     commands: list[list[Any]] = [
         ["families"],
@@ -280,7 +280,7 @@ def test_every_table_can_be_had_without_colours_and_as_json(tmp_path: Path) -> N
 
 
 def test_pocket_is_a_name_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pocket").mkdir()  # a folder of that name without a tokenizer is not meant
+    (tmp_path / "pocket").mkdir()  # a folder of that name without a tokenizer is ignored
     monkeypatch.chdir(tmp_path)
     assert load_tokenizer("pocket").digest == load_tokenizer(POCKET).digest
     assert run("render", EXAMPLE, "-t", "pocket").stdout == run("render", EXAMPLE).stdout

@@ -23,11 +23,11 @@ def run(*args: Any) -> Result:
     return CliRunner().invoke(main, ["export", *map(str, args)])
 
 
-def within(where: Path, work: Any) -> Any:
-    """The result of a coroutine that is given the store."""
+def with_store(path: Path, work: Any) -> Any:
+    """The result of a coroutine function, called with the opened store."""
 
     async def inner() -> Any:
-        store = open_store(str(where))
+        store = open_store(str(path))
         try:
             return await work(store)
         finally:
@@ -38,7 +38,7 @@ def within(where: Path, work: Any) -> Any:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    where = tmp_path / "store.db"
+    path = tmp_path / "store.db"
 
     async def fill(store: Any) -> None:
         for number, name in enumerate(("run-1", "run-2", "gone")):
@@ -49,15 +49,15 @@ def store(tmp_path: Path) -> Path:
                 await store.set_state(name, State.SEALED)
         await store.set_state("gone", State.DROPPED)
 
-    within(where, fill)
-    return where
+    with_store(path, fill)
+    return path
 
 
-def states(where: Path) -> dict[str, str]:
+def states(path: Path) -> dict[str, str]:
     async def read(store: Any) -> dict[str, str]:
         return {info.id: str(info.state) async for info in store.sessions()}
 
-    return within(where, read)  # type: ignore[no-any-return]
+    return with_store(path, read)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -106,14 +106,12 @@ def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -
         (["-o", "no/such/rows.jsonl"], "there is no folder"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(
-    store: Path, tmp_path: Path, options: list[str], words: str
-) -> None:
+def test_errors_are_printed_and_nothing_is_written(store: Path, tmp_path: Path, options: list[str], words: str) -> None:
     async def add_idle(store: Any) -> None:
         await Recording(store, "idle", RENDERER).begin(created=9.0)
         await store.set_state("idle", State.SEALED)
 
-    within(store, add_idle)
+    with_store(store, add_idle)
     result = run(store, "-o", tmp_path / "rows.jsonl", *options)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
@@ -132,7 +130,7 @@ def test_a_store_can_be_read_while_another_writes_to_it(store: Path, tmp_path: P
         await recording.turn([user("another question")], [313])
         return result
 
-    result: Result = within(store, go_on)
+    result: Result = with_store(store, go_on)
     assert result.exit_code == 0, result.output
     assert len(out.read_text(encoding="utf-8").splitlines()) == 1
 

@@ -1,4 +1,4 @@
-"""``tokentrace rollout``: from a configuration to rows, resumed, interrupted, and what it says when it fails."""
+"""``tokentrace rollout``: from a configuration to rows, resumed and interrupted runs, and errors."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "run.yaml"
 
 
-def test_the_example_gives_a_row_of_exactly_what_was_sampled_for_each_rollout(tmp_path: Path) -> None:
+def test_the_example_makes_a_row_of_exactly_the_sampled_tokens_for_each_rollout(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run(CONFIG, "-o", out, "--json", "--limit", "3")
     assert result.exit_code == 0, result.output
@@ -92,9 +92,9 @@ def test_the_example_gives_a_row_of_exactly_what_was_sampled_for_each_rollout(tm
         assert renderer.tokenizer.decode(sample.ids).startswith("<|bos|>")
     assert sum(sample.trained for sample in samples) == metrics["sampled"]
     assert all(abs(sum(values)) < 1e-4 for values in groups.values())
-    said = read_metadata(out / "rows.parquet")
-    assert {group: len(names) for group, names in said["groups"].items()} == dict.fromkeys(groups, 2)
-    assert said["settings"]["sampling"] == {"temperature": 1.0, "max_tokens": 256}
+    metadata = read_metadata(out / "rows.parquet")
+    assert {group: len(names) for group, names in metadata["groups"].items()} == dict.fromkeys(groups, 2)
+    assert metadata["settings"]["sampling"] == {"temperature": 1.0, "max_tokens": 256}
 
 
 def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: Path, tmp_path: Path) -> None:
@@ -122,24 +122,24 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: 
     assert (out / "run.json").read_text(encoding="utf-8") == "its settings"
 
 
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_rollouts_and_prints_how_to_continue(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flag = tmp_path / "interrupt"
     flag.touch()
-    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # shells' background jobs do not
-    program = f"{heed}; from tokentrace.cli import main; main()"
+    setup = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # shells' jobs ignore it
+    program = f"{setup}; from tokentrace.cli import main; main()"
     command = [sys.executable, "-c", program, "rollout", str(config), "-o", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 130, done.stderr
-    assert "of 4 rollouts finished and kept; the same command continues" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 130, result.stderr
+    assert "of 4 rollouts finished and kept; the same command continues" in result.stderr
+    assert "Traceback" not in result.stderr
     flag.unlink()
     with closing(RolloutStore(out)) as store:
-        kept, unfinished = len(store.finished), len(store.unfinished)
-    assert 2 <= kept <= 3
+        finished, unfinished = len(store.finished), len(store.unfinished)
+    assert 2 <= finished <= 3
     resumed = run(config, "-o", out, "--json", "-q")
     metrics = json.loads(resumed.stdout)
-    assert (metrics["rollouts"], metrics["resumed"], metrics["unfinished_before"]) == (4, kept, unfinished)
+    assert (metrics["rollouts"], metrics["resumed"], metrics["unfinished_before"]) == (4, finished, unfinished)
     assert len(list(read_samples(out / "rows.parquet"))) == 4
 
 
@@ -165,7 +165,7 @@ def test_rollouts_that_fail_are_exit_code_1_and_can_be_tried_again(config: Path,
     assert (metrics["retried"], metrics["resumed"], metrics["reward"]) == (2, 2, 0.5)
 
 
-def test_without_pyarrow_all_but_the_rows_is_kept(config: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_without_pyarrow_everything_but_the_rows_is_written(config: Path, tmp_path: Path, monkeypatch: Any) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as without:
         for name in ("pyarrow", "pyarrow.parquet"):
@@ -179,7 +179,7 @@ def test_without_pyarrow_all_but_the_rows_is_kept(config: Path, tmp_path: Path, 
     assert len(list(read_samples(out / "rows.parquet"))) == 4
 
 
-# -- a server, and data of one's own
+# -- servers, a data file and tools
 
 RENDERER = create_renderer(POCKET)
 CALL = RENDERER.tokenizer.encode('<tool_call>\n{"name": "secret", "arguments": {}}\n</tool_call><|end|>').tolist()
@@ -211,7 +211,7 @@ tools:
 
 
 class LlamaCpp:
-    """Answers as llama.cpp does: a call first, then an answer. `broken`: 500 for every completion."""
+    """A llama.cpp server that samples a call, then an answer. If `broken`, every completion is a 500."""
 
     url = ""
     broken = False
@@ -240,9 +240,9 @@ class LlamaCpp:
 
 @pytest.fixture
 def servers() -> Iterator[list[LlamaCpp]]:
-    made = [LlamaCpp(), LlamaCpp()]
-    with json_server(made[0]) as made[0].url, json_server(made[1]) as made[1].url:
-        yield made
+    fakes = [LlamaCpp(), LlamaCpp()]
+    with json_server(fakes[0]) as fakes[0].url, json_server(fakes[1]) as fakes[1].url:
+        yield fakes
 
 
 def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers: list[LlamaCpp]) -> None:
@@ -308,9 +308,9 @@ def test_progress_shows_circuits_and_outages(
         display.outage("asking again in 2 s")
         display.outage(None)
         display.update(asyncio.run(Agent(router, RENDERER).run(Task([{"role": "user", "content": "?"}]))))
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.count("asking again in 1 s") == 1
-    assert "asking again in 2 s" not in said, "now and then, not each time"
-    assert "the engine answers again" in said
-    assert "engines: 1 closed, http://b open for" in said
-    assert "1 of 2 rollouts" in said
+    output = " ".join(capsys.readouterr().err.split())
+    assert output.count("asking again in 1 s") == 1
+    assert "asking again in 2 s" not in output, "now and then, not each time"
+    assert "the engine answers again" in output
+    assert "engines: 1 closed, http://b open for" in output
+    assert "1 of 2 rollouts" in output

@@ -1,4 +1,4 @@
-"""The command line of the gateway: what it says before it serves."""
+"""The command line of the gateway: errors before it serves, and keys."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tokentrace.pocket import POCKET
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "say who may use the gateway"),
         (["--dev", "--keys", "keys"], "not both"),
@@ -25,19 +25,19 @@ from tokentrace.pocket import POCKET
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
 )
-def test_what_cannot_be_served_is_said_in_one_line(
-    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_bad_options_are_refused_in_one_line(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(http, "_PAUSES", (0.001, 0.001))
     result = CliRunner().invoke(main, ["serve", "--port", "0", *options])
     assert result.exit_code == 2, result.output
-    assert said.replace("is it running", "is the engine running") in result.stderr
+    assert message.replace("is it running", "is the engine running") in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_key_is_printed_once_and_its_hash_is_kept(tmp_path: Path) -> None:
+def test_a_key_is_printed_once_and_only_its_hash_is_stored(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     printed = CliRunner().invoke(main, ["keys", str(file), "--admin", "--name", "me"]).stdout.strip()
     assert printed.startswith("tt-")

@@ -27,21 +27,21 @@ def invoke(*arguments: Any, **options: Any) -> Result:
     return CliRunner().invoke(main, ["tokenize", "-t", str(POCKET), *map(str, arguments)], **options)
 
 
-def test_it_writes_rows_and_says_what_they_come_to(chats: Path, tmp_path: Path) -> None:
-    done = invoke(chats, "-o", tmp_path / "rows.parquet", "--stats")
-    assert done.exit_code == 0, done.output
+def test_rows_are_written_and_counted(chats: Path, tmp_path: Path) -> None:
+    result = invoke(chats, "-o", tmp_path / "rows.parquet", "--stats")
+    assert result.exit_code == 0, result.output
     samples = list(read_samples(tmp_path / "rows.parquet"))
     tokens, trained = sum(map(len, samples)), sum(sample.trained for sample in samples)
-    assert f"12 samples of 12 rows · {tokens:,} tokens, {trained:,} trained" in done.stdout
+    assert f"12 samples of 12 rows · {tokens:,} tokens, {trained:,} trained" in result.stdout
     for length in (min(map(len, samples)), max(map(len, samples))):
-        assert f"{length:,}" in done.stdout
+        assert f"{length:,}" in result.stdout
     assert not (tmp_path / "rows.bad.jsonl").exists()
-    done = invoke("-", "-o", tmp_path / "stdin.parquet", input=json.dumps(GOOD) + "\n")
-    assert "1 sample of 1 row" in done.stdout
+    result = invoke("-", "-o", tmp_path / "stdin.parquet", input=json.dumps(GOOD) + "\n")
+    assert "1 sample of 1 row" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_rows_are_replaced_only_if_asked_for_and_never_by_none(chats: Path, tmp_path: Path, name: str) -> None:
+def test_rows_are_replaced_only_with_overwrite_and_never_by_no_rows(chats: Path, tmp_path: Path, name: str) -> None:
     output = tmp_path / name
     assert invoke(chats, "-o", output).exit_code == 0
     before = output.read_bytes()
@@ -67,8 +67,8 @@ def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
     options = ["--turns", "last", "--parts", "content,stop", "--roles", "assistant,tool", "--past", "template"]
     options += ["--max-length", "900", "--overlong", "right", "--no-labels", "--kwargs", "enable_thinking=false"]
     assert invoke(chats, "-o", output, "-q", *options).exit_code == 0
-    told = read_metadata(output)["settings"]
-    wanted = {
+    recorded = read_metadata(output)["settings"]
+    expected = {
         "turns": "last",
         "parts": ["content", "stop"],
         "roles": ["assistant", "tool"],
@@ -78,18 +78,18 @@ def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
         "labels": False,
         "template_kwargs": {"enable_thinking": False},
     }
-    assert {name: told[name] for name in wanted} == wanted
+    assert {name: recorded[name] for name in expected} == expected
     assert "labels" not in pq.read_schema(output).names
 
 
-def test_show_is_what_render_shows_and_rows_make_a_page(chats: Path, tmp_path: Path) -> None:
-    done = invoke(chats, "--show", "2")
-    assert done.exit_code == 0
+def test_show_prints_samples_and_rows_make_a_page(chats: Path, tmp_path: Path) -> None:
+    result = invoke(chats, "--show", "2")
+    assert result.exit_code == 0
     renderer = create_renderer(POCKET)
     for row in list(conversations(12, seed=1))[:2]:
         sample = build_supervised_sample(renderer, row["messages"])
-        assert f"{len(sample):,} tokens, {sample.trained:,} trained" in done.stdout
-    assert done.stdout.count("## ") == 2
+        assert f"{len(sample):,} tokens, {sample.trained:,} trained" in result.stdout
+    assert result.stdout.count("## ") == 2
     with chats.open("a") as file:
         file.write(json.dumps({"messages": [{"role": "user", "content": "<script>x"}, *GOOD["messages"][1:]]}) + "\n")
     page = tmp_path / "rows.html"
@@ -115,15 +115,15 @@ def test_an_interrupted_run_says_that_nothing_was_written(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job, "tokenize_files", interrupted)
-    done = invoke(chats, "-o", tmp_path / "rows.parquet")
-    assert done.exit_code == 130
-    assert "nothing was written" in done.stderr
+    result = invoke(chats, "-o", tmp_path / "rows.parquet")
+    assert result.exit_code == 130
+    assert "nothing was written" in result.stderr
 
 
-def test_bad_rows_are_beside_it_and_their_most_frequent_reasons_are_told_with_a_place_each(tmp_path: Path) -> None:
+def test_bad_rows_have_a_file_and_their_most_frequent_reasons_are_printed_with_a_place(tmp_path: Path) -> None:
     alien = [{"messages": [{"role": f"alien{at}", "content": "x"}]} for at in range(3)]
-    others = [{"messages": []}, {"messages": []}, {"no": 1}, {"messages": [{"role": "user"}]}, {"messages": "x"}, "no"]
-    chats = write_lines(tmp_path / "chats.jsonl", [*others, *alien, GOOD])
+    broken = [{"messages": []}, {"messages": []}, {"no": 1}, {"messages": [{"role": "user"}]}, {"messages": "x"}, "no"]
+    chats = write_lines(tmp_path / "chats.jsonl", [*broken, *alien, GOOD])
     result = invoke(chats, "-o", tmp_path / "rows.jsonl")
     assert result.exit_code == 1
     assert len(list(read_samples(tmp_path / "rows.jsonl"))) == 1

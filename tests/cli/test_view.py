@@ -1,4 +1,4 @@
-"""Pages from the command line: what was recorded, and what was found, to look at."""
+"""Pages from the command line: trajectories, rows, and the results of checks."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,8 @@ def page(path: Path) -> dict[str, Any]:
 
 def test_a_trajectory_is_viewed_with_its_tree(tmp_path: Path) -> None:
     trajectory().save(tmp_path / "one.tt")
-    done = run("view", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "page.html")
-    assert done.exit_code == 0, done.output
+    result = run("view", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
     document = page(tmp_path / "page.html")
     assert columns(document, 1)["id"] == trajectory().stream(1).tolist()
     assert len(document["branches"]) == 2
@@ -52,20 +52,20 @@ def test_rows_are_viewed_and_a_browser_is_opened(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_ids_of_another_tokenizer_are_not_spelled_with_the_embedded_one(tmp_path: Path, name: str) -> None:
-    made_with = {"tokenizer": "Qwen/Qwen3-8B", "tokenizer_sha256": "ab" * 32}
-    write_samples(tmp_path / name, trajectory_samples(trajectory()), made_with)
-    page_of = ("view", tmp_path / name, "--html", tmp_path / "page.html")
-    done = run(*page_of)
-    assert done.exit_code == 2
-    assert f"{name} was made with the tokenizer Qwen/Qwen3-8B" in done.output
-    assert "with -t" in done.output
+    metadata = {"tokenizer": "Qwen/Qwen3-8B", "tokenizer_sha256": "ab" * 32}
+    write_samples(tmp_path / name, trajectory_samples(trajectory()), metadata)
+    command = ("view", tmp_path / name, "--html", tmp_path / "page.html")
+    result = run(*command)
+    assert result.exit_code == 2
+    assert f"{name} was made with the tokenizer Qwen/Qwen3-8B" in result.output
+    assert "with -t" in result.output
     assert not (tmp_path / "page.html").exists()
-    done = run(*page_of, "-t", POCKET)
-    assert (done.exit_code, "the texts on the page may be wrong" in done.output) == (0, True)
+    result = run(*command, "-t", POCKET)
+    assert (result.exit_code, "the texts on the page may be wrong" in result.output) == (0, True)
 
 
-def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
-    """Files for trainers, the output folder of a run, its rows, and a folder of trajectories."""
+def test_view_and_check_read_the_files_of_other_commands(tmp_path: Path) -> None:
+    """Files for trainers, the output folder of a run, and its rows."""
     pytest.importorskip("pyarrow")
     chats = tmp_path / "chats.jsonl"
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]

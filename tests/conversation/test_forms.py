@@ -1,8 +1,8 @@
-"""Whatever form messages are in, the template receives the one that it reads.
+"""Messages are converted to the form that the template reads.
 
-- Content as text parts gives the ids of the same text as a string; so do JSON-string arguments and None for no content.
-- What is in a form that the template reads passes through untouched.
-- Changes are reported; what has no text form is refused by name.
+- Text parts give the same ids as a string, JSON text the same as a mapping, and None the same as no content.
+- Messages in a form that the template reads are not changed.
+- Changes are reported; content without a text form is refused by name.
 """
 
 import functools
@@ -20,14 +20,14 @@ from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt
 from tokentrace.tokens import Tokenizer
 
 STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
-"""Templates that empty a list of parts, print it as Python does, or fail on it."""
+"""Templates that drop a list of parts, print it as a Python literal, or fail on it."""
 
 
 def reads(content: Any = (), calls: Any = (), alone: tuple[Silence, ...] = tuple(Silence)) -> Any:
-    """A template as `adapt` sees one."""
+    """The facts about a template that `adapt` uses."""
     form = SimpleNamespace(**{"text": True, "parts": False, "mapping": False} | dict(content))
-    of_calls = SimpleNamespace(**{"mapping": True, "text": True, "silence": tuple(Silence)} | dict(calls))
-    return SimpleNamespace(content=lambda role: form, calls=of_calls, alone=alone)
+    call_forms = SimpleNamespace(**{"mapping": True, "text": True, "silence": tuple(Silence)} | dict(calls))
+    return SimpleNamespace(content=lambda role: form, calls=call_forms, alone=alone)
 
 
 SILENT: list[dict[str, Any]] = [way.fields for way in Silence]
@@ -35,7 +35,7 @@ STRINGS, PARTS = reads(), reads({"text": False, "parts": True})
 MAPPINGS, JSON_TEXT = reads(calls={"text": False}), reads(calls={"mapping": False})
 
 
-# -- the stage, without a template
+# -- without a template
 
 
 def test_text_parts_are_joined_for_a_template_that_reads_strings() -> None:
@@ -109,9 +109,9 @@ def renderer_of(family: str, **settings: Any) -> Renderer:
     return create_renderer(tokenizer, "default", chat_template=template, lost="ignore", **settings)
 
 
-def as_parts(messages: list[Any], *unless: str) -> list[Any]:
+def as_parts(messages: list[Any], *as_text: str) -> list[Any]:
     return [
-        row | {"content": text(row["content"])} if row["content"] and row["role"] not in unless else row
+        row | {"content": text(row["content"])} if row["content"] and row["role"] not in as_text else row
         for row in messages
     ]
 
@@ -138,7 +138,7 @@ SAME: dict[str, list[list[Any]]] = {
         for calls in ({}, {"tool_calls": None}, {"tool_calls": []})
     ],
 }
-"""By what it is about: one conversation in several forms."""
+"""One conversation in several forms, by name."""
 
 
 def test_every_form_gives_the_same_ids(any_family: str) -> None:
@@ -150,10 +150,10 @@ def test_every_form_gives_the_same_ids(any_family: str) -> None:
         except TokentraceError as error:
             return type(error)
 
-    unless = ["tool"] if any_family == "minimax-m2" else []  # it reads parts, and writes a newline after each
-    for forms in (*SAME.values(), *([plain, as_parts(plain, *unless)] for plain in PLAIN)):
-        first, *others = map(ids, forms)
-        assert all(other == first for other in others), forms[0]
+    as_text = ["tool"] if any_family == "minimax-m2" else []  # it reads parts, and writes a newline after each
+    for forms in (*SAME.values(), *([plain, as_parts(plain, *as_text)] for plain in PLAIN)):
+        first, *remaining = map(ids, forms)
+        assert all(ids_of_form == first for ids_of_form in remaining), forms[0]
         assert isinstance(first, list) or any_family == "gemma-3", (first, forms[0])
         assert first is InputError or not isinstance(first, list) or "None" not in renderer.tokenizer.decode(first)
 
@@ -169,8 +169,8 @@ def test_several_text_parts_give_the_ids_of_the_joined_text(family: str) -> None
     assert "Two." in rendered.decode(rendered.select(message=1, field="content"))
 
 
-def test_what_the_template_reads_passes_untouched(any_family: str) -> None:
-    """Adapting twice is adapting once, and what was not changed is the very same object."""
+def test_messages_that_the_template_reads_are_not_changed(any_family: str) -> None:
+    """A second call of `adapt_messages` changes nothing and returns the same objects."""
     renderer = renderer_of(any_family)
     for row in rotating(CONVERSATIONS.values(), any_family, 2):
         try:
@@ -184,7 +184,7 @@ def test_what_the_template_reads_passes_untouched(any_family: str) -> None:
             assert adapted.messages == row.messages
 
 
-def test_media_is_refused_unless_messages_stay_as_they_are(any_family: str) -> None:
+def test_media_is_refused_unless_messages_are_as_given(any_family: str) -> None:
     picture = [user([{"type": "image"}, *text("What is this?")])]
     with pytest.raises(InputError, match=r"'image'.*not supported"):
         renderer_of(any_family).render(picture)

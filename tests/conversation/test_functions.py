@@ -1,4 +1,4 @@
-"""Python functions as tools: the schema is transformers' own, where transformers makes one."""
+"""Python functions as tools: the schema equals that of transformers, for functions that it supports."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -97,8 +97,8 @@ def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:
             a: One (choices: [tea)
         """
 
-    for function, said in ((loose, "values cannot be"), (unreadable, "type hints"), (chosen, "not a JSON list")):
-        with pytest.raises(InputError, match=said) as caught:
+    for function, problem in ((loose, "values cannot be"), (unreadable, "type hints"), (chosen, "not a JSON list")):
+        with pytest.raises(InputError, match=problem) as caught:
             check_tools([{"name": "hi"}, function])
         assert caught.value.field == "tools.1"
     with pytest.raises(InputError, match="or a function"):

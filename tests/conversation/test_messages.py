@@ -1,6 +1,6 @@
-"""What a conversation is: shapes that pass unchanged, and remarks on what cannot be right about one that passes.
+"""Checks of conversations: valid shapes pass unchanged, and suspicious ones get remarks.
 
-What does not pass: `test_bad_input.py`.
+Invalid conversations: `test_bad_input.py`.
 """
 
 import copy
@@ -55,7 +55,7 @@ BROKEN = ['{"city": "C3', "nonsense", '{"x": NaN}', "[1]", '"text"', "{} {}"]
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Rounds of calls, each answered by id or by place, as data sets have them."""
+    """Rounds of calls, answered by id or in order, as in data sets."""
     messages: list[dict[str, Any]] = [user("hi")]
     for number in range(draw(st.integers(1, 3))):
         names = draw(st.lists(NAMES, min_size=1, max_size=3))
@@ -64,13 +64,13 @@ def turns(draw: st.DrawFn) -> list[dict[str, Any]]:
         calls = [call(name, arguments, f"call-{number}-{at}") for at, name in enumerate(names)]
         results = [
             {"role": "tool", "content": "7"}
-            | ({"tool_call_id": made["id"]} if with_ids else {})
-            | ({"name": made["function"]["name"]} if with_names else {})
-            for made in calls
+            | ({"tool_call_id": entry["id"]} if with_ids else {})
+            | ({"name": entry["function"]["name"]} if with_names else {})
+            for entry in calls
         ]
         if not with_ids:
-            for made in calls:
-                made.pop("id")
+            for entry in calls:
+                entry.pop("id")
         order = draw(st.permutations(results)) if with_ids else results
         messages += [assistant("", *calls), *order]
     return [*messages, ANSWER]
@@ -78,15 +78,13 @@ def turns(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(turns())
 @settings(deadline=None, max_examples=examples(60))
-def test_nothing_is_said_of_calls_and_results_that_fit(messages: list[dict[str, Any]]) -> None:
+def test_matching_calls_and_results_have_no_remarks(messages: list[dict[str, Any]]) -> None:
     assert list(conversation_remarks(messages)) == []
 
 
 @given(turns(), st.data())
 @settings(deadline=None, max_examples=examples(60))
-def test_one_thing_that_does_not_fit_is_said_with_its_place(
-    messages: list[dict[str, Any]], data: st.DataObject
-) -> None:
+def test_a_mismatch_has_one_remark_with_its_position(messages: list[dict[str, Any]], data: st.DataObject) -> None:
     messages = copy.deepcopy(messages)
     index = data.draw(st.sampled_from([at for at, one in enumerate(messages) if one["role"] in ("assistant", "tool")]))
     message = messages[index]
@@ -99,11 +97,11 @@ def test_one_thing_that_does_not_fit_is_said_with_its_place(
         message["tool_calls"][at]["function"]["arguments"] = data.draw(st.sampled_from(BROKEN))
     else:
         field, message["content"] = "content", data.draw(st.sampled_from([None, ""]))
-    found = list(conversation_remarks(messages))
+    remarks = list(conversation_remarks(messages))
     if message["role"] == "tool" and field == "content":
-        assert found == []
+        assert remarks == []
     else:
-        assert [one.partition(": ")[0] for one in found] == [f"message {index}, {field}"]
+        assert [remark.partition(": ")[0] for remark in remarks] == [f"message {index}, {field}"]
 
 
 @pytest.mark.parametrize("arguments", BROKEN)

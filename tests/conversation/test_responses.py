@@ -1,4 +1,4 @@
-"""Input items of OpenAI's Responses become messages."""
+"""Input items of OpenAI's Responses API are converted to messages."""
 
 import functools
 from typing import Any
@@ -59,14 +59,14 @@ ECHOES: dict[str, list[dict[str, Any]]] = {
         result(output=[{"type": "input_text", "text": "sunny  \n"}]),
     ],
 }
-"""A turn as agents sent it back."""
+"""One turn as different agents sent it back."""
 
 
 @pytest.mark.parametrize("name", ECHOES)
-def test_agents_repeat_a_turn_in_many_ways_that_are_the_same(name: str) -> None:
+def test_all_ways_in_which_agents_repeat_a_turn_give_the_same_messages(name: str) -> None:
     from openai.types.responses import ResponseInputParam
 
-    if "no status" not in name:  # which the type insists on
+    if "no status" not in name:  # which the type requires
         TypeAdapter(ResponseInputParam).validate_python(ECHOES[name])
     messages = from_responses(ECHOES[name])
     assert messages == [USER, reply(LOOK, TOOL_CALL, reasoning_content="I should."), RESULT]
@@ -186,6 +186,6 @@ def test_refusals_name_the_item_and_the_field(name: str) -> None:
 
 
 @given(text=st.text(st.characters()))
-def test_what_is_sealed_is_opened_again(text: str) -> None:
+def test_sealed_text_is_unsealed(text: str) -> None:
     assert sealed(text).isascii()
     assert unsealed(sealed(text)) == text

@@ -1,6 +1,6 @@
-"""Conversations in other shapes become OpenAI's: what each rule makes of them, and what is refused and where.
+"""Conversations in other shapes are converted to OpenAI's: the rules of conversion, and the errors.
 
-Anthropic's messages here are validated with the types of its own client.
+The Anthropic messages are validated with the types of its own client.
 """
 
 import json
@@ -71,7 +71,7 @@ def turn(speaker: Any, value: Any, **more: Any) -> dict[str, Any]:
 
 
 def validate(kind: Any, value: Any) -> None:
-    """Check a value against a client's type, all of it: pydantic looks into an Iterable only as it is read."""
+    """Check all of a value against a client's type: pydantic validates an Iterable only while it is read."""
 
     def exhaust(part: Any) -> None:
         if isinstance(part, Mapping):
@@ -80,22 +80,22 @@ def validate(kind: Any, value: Any) -> None:
             for inner in part:
                 exhaust(inner)
 
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)  # lives as long as what it validates
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)  # must outlive the values that it validates
     exhaust(adapter.validate_python(value, strict=True))
 
 
 def attempt(convert: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """The result, or the InputError; anything else that is raised is a failure."""
+    """The result, or the InputError; other exceptions are failures."""
     try:
         return convert(*arguments, **settings)
     except InputError as error:
         return error
 
 
-# -- what becomes of messages
+# -- conversion of messages
 
 
-def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
@@ -106,11 +106,11 @@ def answer(id: str, content: Any, **more: Any) -> dict[str, Any]:
 ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
     "text blocks are one text with nothing in between": (
         [user(text("a "), text("b")), assistant(text("c"), text("d"))],
-        [said("user", "a b"), said("assistant", "cd")],
+        [message("user", "a b"), message("assistant", "cd")],
     ),
     "redacted thinking is left out": (
         [USER, assistant(REDACTED, think("a"), text("x")), USER, assistant(REDACTED, text("y"))],
-        [USER, said("assistant", "x", reasoning_content="a"), USER, said("assistant", "y")],
+        [USER, message("assistant", "x", reasoning_content="a"), USER, message("assistant", "y")],
     ),
     "calls and their results": (
         [
@@ -121,16 +121,16 @@ ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
         ],
         [
             USER,
-            said("assistant", "see", reasoning_content="t")
+            message("assistant", "see", reasoning_content="t")
             | {"tool_calls": [call("f", {"city": "Bern"}, "toolu_1"), call("g", {}, "toolu_2")]},
             answer("toolu_1", "rain", name="f"),
             answer("toolu_2", "ok", name="g"),
-            said("assistant", "done"),
+            message("assistant", "done"),
         ],
     ),
     "text, results, then text": (
         [user(text("look"), result("a", "1"), result("b", "2"), text("go on"))],
-        [said("user", "look"), answer("a", "1"), answer("b", "2"), said("user", "go on")],
+        [message("user", "look"), answer("a", "1"), answer("b", "2"), message("user", "go on")],
     ),
     "results: none, empty, failed, and not failed": (
         [user(result("a"), result("b", []), result("c", "no", is_error=True), result("d", "ok", is_error=False))],
@@ -138,14 +138,14 @@ ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
     ),
     "images and documents stay": (
         [user(text("see", **CACHED), {**IMAGE, **CACHED}, text("?")), user(result("a", [IMAGE]), DOCUMENT)],
-        [said("user", [text("see"), IMAGE, text("?")]), answer("a", [IMAGE]), said("user", [DOCUMENT])],
+        [message("user", [text("see"), IMAGE, text("?")]), answer("a", [IMAGE]), message("user", [DOCUMENT])],
     ),
     "cache control, citations and signatures are left out": (
         [user(text("a", **CACHED)), assistant(text("b", citations=None), use("c", "f") | CACHED)],
-        [said("user", "a"), said("assistant", "b", tool_calls=[call("f", {}, "c")])],
+        [message("user", "a"), message("assistant", "b", tool_calls=[call("f", {}, "c")])],
     ),
 }
-"""By rule: Anthropic's messages, and OpenAI's."""
+"""Anthropic's messages and OpenAI's, by rule."""
 
 
 @pytest.mark.parametrize("name", ANTHROPIC)
@@ -166,7 +166,7 @@ SPEAKERS = {
     "assistant": ["gpt", "assistant", "chatgpt", "bing", "bard", "model"],
     "tool": ["observation", "tool", "function_response", "tool_response", "function"],
 }
-ALONE = said("assistant", "", tool_calls=[call("f", {})])
+ALONE = message("assistant", "", tool_calls=[call("f", {})])
 SAYING = {"gpt": "see", "function_call": CALL, "observation": "r"}
 ORDER = ("gpt", "function_call", "function_call", "observation", "function_call", "gpt", "gpt")
 CALLS: list[tuple[Any, list[Any]]] = [
@@ -179,18 +179,18 @@ CALLS: list[tuple[Any, list[Any]]] = [
     ([{"name": "f", "arguments": {}}], [call("f", {})]),
 ]
 SHAREGPT: list[tuple[list[Any], list[Any]]] = [
-    *(([turn(name, "x")], [said(role, "x")]) for role, names in SPEAKERS.items() for name in names),
+    *(([turn(name, "x")], [message(role, "x")]) for role, names in SPEAKERS.items() for name in names),
     *(
         (
             [turn("human", "hi"), turn(speaker, value), turn("observation", "r")],
-            [USER, said("assistant", "", tool_calls=calls), said("tool", "r")],
+            [USER, message("assistant", "", tool_calls=calls), message("tool", "r")],
         )
         for speaker in ("function_call", "tool_call")
         for value, calls in CALLS
     ),
     (  # calls after calls, and after results, are new messages
         [turn(speaker, SAYING[speaker]) for speaker in ORDER],
-        [{**ALONE, "content": "see"}, ALONE, said("tool", "r"), ALONE, *[said("assistant", "see")] * 2],
+        [{**ALONE, "content": "see"}, ALONE, message("tool", "r"), ALONE, *[message("assistant", "see")] * 2],
     ),
     ([turn("gpt", "see", weight=0), turn("function_call", CALL, weight=0)], [ALONE | {"content": "see", "weight": 0}]),
 ]
@@ -201,7 +201,7 @@ def test_sharegpts_turns_become_messages(turns: list[Any], messages: list[Any]) 
     assert from_sharegpt(turns) == messages
 
 
-def test_openais_messages_stay_the_very_same() -> None:
+def test_openais_messages_are_returned_unchanged() -> None:
     messages = [
         {"role": "system", "content": [text("x")]},
         {"role": "user", "content": [text("a"), {"type": "image_url", "image_url": {"url": "u"}}]},
@@ -246,20 +246,20 @@ def test_the_system_prompt_goes_first(system: Any) -> None:
     assert from_anthropic([USER], system) == [first, USER]
     assert from_sharegpt([{"from": "human", "value": "hi"}], system) == [first, USER]
     for content in ("be nice", [text("be "), "nice"]):
-        assert with_system([said("system", content), USER], system) == [said("system", content), USER]
+        assert with_system([message("system", content), USER], system) == [message("system", content), USER]
     for content in ("be nasty", None, [text("be"), {"type": "image"}], [{"text": 3}]):
         with pytest.raises(InputError, match=r"^system: differs"):
-            with_system([said("system", content), USER], system)
+            with_system([message("system", content), USER], system)
 
 
-# -- what is refused, and where
+# -- errors and their positions
 
 REFUSED: dict[Callable[..., Any], list[tuple[Any, int | None, str | None]]] = {
     from_openai: [
-        ([USER, said("assistant", "x", function_call="f")], 1, "function_call"),
-        ([USER, said("assistant", "x", function_call={"arguments": "{}"})], 1, "function_call.name"),
-        ([USER, said("assistant", "x", function_call={"name": "f", "arguments": 3})], 1, "function_call.arguments"),
-        ([said("assistant", "x", function_call={"name": "f"}, tool_calls=[call("f", {})])], 0, "function_call"),
+        ([USER, message("assistant", "x", function_call="f")], 1, "function_call"),
+        ([USER, message("assistant", "x", function_call={"arguments": "{}"})], 1, "function_call.name"),
+        ([USER, message("assistant", "x", function_call={"name": "f", "arguments": 3})], 1, "function_call.arguments"),
+        ([message("assistant", "x", function_call={"name": "f"}, tool_calls=[call("f", {})])], 0, "function_call"),
     ],
     from_anthropic: [
         ([USER, {"role": "tool", "content": "x"}], 1, "role"),
@@ -273,7 +273,7 @@ REFUSED: dict[Callable[..., Any], list[tuple[Any, int | None, str | None]]] = {
         ([assistant({"type": "tool_use", "id": "a", "input": {}})], 0, "content.0.name"),
         ([user(result("a", [use("b", "f")]))], 0, "content.0.content.0"),
         ([user(result("a", "x", is_error="yes"))], 0, "content.0.is_error"),
-        ([said("assistant", "x", tool_calls=[call("f", {})])], 0, "tool_calls"),
+        ([message("assistant", "x", tool_calls=[call("f", {})])], 0, "tool_calls"),
         ([USER, None], 1, None),
         ("hi", None, None),
     ],
@@ -297,7 +297,7 @@ REFUSED: dict[Callable[..., Any], list[tuple[Any, int | None, str | None]]] = {
                 (None, None),
             ]
         ),
-        *(  # turns that are one message have to agree on what is trained
+        *(  # turns that become one message must agree on what is trained
             ([turn("gpt", "see", **first), turn("function_call", CALL, **second)], 1, next(iter(first | second)))
             for first, second in [
                 *(({"weight": 0}, {"weight": 1}), ({"train": False}, {}), ({}, {"train": True})),
@@ -323,7 +323,7 @@ def test_errors_name_the_message_and_the_field(convert: Callable[..., Any]) -> N
         assert (error.message, error.field) == (index, field)
 
 
-# -- which shape it is
+# -- detecting the shape
 
 
 MISTRAL = assistant({"type": "thinking", "thinking": [text("hm")]}, text("x"))

@@ -1,4 +1,4 @@
-"""Generated conversations, the same for the same seed, and what tests of tokenize jobs share."""
+"""Generated conversations, deterministic per seed, and helpers for tests of tokenize jobs."""
 
 import json
 import random
@@ -17,7 +17,7 @@ TEXT = (
 
 
 def conversations(count: int, seed: int = 0, *, fewest: int = 2, most: int = 40) -> Iterator[dict[str, Any]]:
-    """Conversations of `fewest` to `most` messages with tools, reasoning and calls, that end with an answer."""
+    """Conversations of `fewest` to `most` messages with tools, reasoning and calls, ending with an answer."""
     for number in range(count):
         yield _conversation(random.Random(f"{seed}-{number}"), fewest, most)
 
@@ -43,8 +43,8 @@ def _conversation(rng: random.Random, fewest: int, most: int) -> dict[str, Any]:
     return {"messages": messages}
 
 
-def _text(rng: random.Random, most: int) -> str:
-    return " ".join(rng.choices(TEXT.split(), k=rng.randint(1, most)))
+def _text(rng: random.Random, longest: int) -> str:
+    return " ".join(rng.choices(TEXT.split(), k=rng.randint(1, longest)))
 
 
 def write_conversations(path: Path, count: int, seed: int = 0) -> Path:

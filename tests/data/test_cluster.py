@@ -1,4 +1,4 @@
-"""The job on a real Ray of this machine: the same bytes as without, whatever dies."""
+"""The job on a real local Ray: the same bytes as without it, even if workers die."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all kinds of files, good rows and bad ones. Its batches are its files, but for one that has two."""
+    """A folder of files of all kinds, with good and bad rows. Each file is one batch, except one that has two."""
     folder = tmp_path_factory.mktemp("inputs")
     rows = folder / "rows"
     rows.mkdir()
@@ -55,11 +55,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# -- the same file
+# -- deterministic output
 
 
 def test_workers_that_die_change_nothing(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokenizer's path holds in the folder of the inputs only, where the workers of our Ray are not."""
+    """The tokenizer's path is relative to the folder of the inputs, which the Ray workers do not run in."""
     monkeypatch.chdir(inputs)
     settings, killed = TokenizeSettings(os.path.relpath(POCKET, inputs)), []
 
@@ -82,18 +82,18 @@ def test_workers_that_die_change_nothing(inputs: Path, tmp_path: Path, monkeypat
     assert len(list((tmp_path / "there").iterdir())) == 2
 
 
-# -- what goes wrong on a node
+# -- failures on a node
 
 
 class Deadly:
-    """A row's text that whoever decodes it dies of."""
+    """A text that kills the process that decodes it."""
 
     def decode(self, _: str) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
         return ""
 
 
-def test_rows_that_workers_die_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_kill_workers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     deadly: Any = Deadly()
     batches = iter([Batch([Row(number, number, text=deadly, source="x.jsonl") for number in (7, 8)], 1)])
     monkeypatch.setattr(job, "_RETRIES", 1)
@@ -133,7 +133,7 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
 # -- Ray itself
 
 
-def test_without_ray_it_says_what_to_install(inputs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_ray_the_error_names_the_extra(inputs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"install tokentrace\[ray\]"):
         tokenize_files([str(inputs / "rows")], tmp_path / "out.parquet", SETTINGS, ray="")
@@ -148,7 +148,7 @@ def test_addresses_that_are_refused(ray: Any, inputs: Path, monkeypatch: pytest.
 
     refused("ray://head:10001", r"ray://head:10001 is an address of the Ray Client")
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and nobody listens
+        bound.bind(("127.0.0.1", 0))  # no listener
         port = bound.getsockname()[1]
         refused(f"127.0.0.1:{port}", rf"cannot connect to Ray at '127.0.0.1:{port}': ConnectionRefusedError: ")
     monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError("could not find any")))

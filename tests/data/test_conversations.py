@@ -1,4 +1,4 @@
-"""Rows of datasets become conversations: which columns are read, what is refused, and what Parquet does to them."""
+"""Conversion of dataset rows to conversations: columns, refusals, and round trips through Parquet."""
 
 import dataclasses
 import io
@@ -40,7 +40,7 @@ def test_messages_of_any_shape_and_usual_column(column: str, messages: Any) -> N
 
 
 @pytest.mark.parametrize("value", ["not JSON", "{}", 3, {"role": "user"}, [], "[]", "null"])
-def test_a_column_of_messages_that_holds_none(value: Any) -> None:
+def test_a_column_without_messages_is_refused(value: Any) -> None:
     assert refusal({"conversations": value}).field == "conversations"
 
 
@@ -56,20 +56,20 @@ def test_a_column_of_messages_that_holds_none(value: Any) -> None:
     ],
 )
 def test_prompt_and_completion(column: str, prompt: Any, completion: Any) -> None:
-    made = conversation_of({"prompt": prompt, column: completion})
-    assert made == Conversation(TALK, None, completion_from=1)
+    conversation = conversation_of({"prompt": prompt, column: completion})
+    assert conversation == Conversation(TALK, None, completion_from=1)
 
 
 # -- tools, system, variables
 
 
-def test_bare_schemas_become_tools_where_they_are_meant_so() -> None:
+def test_bare_schemas_become_tools_in_functions_and_sharegpt_rows() -> None:
     assert conversation_of({"messages": TALK, "tools": [BARE]}).tools == [BARE]
     assert conversation_of({"messages": TALK, "functions": [BARE]}).tools == [OPENAI_TOOL]
     assert conversation_of({"messages": TURNS, "tools": [BARE]}).tools == [OPENAI_TOOL]
 
 
-def test_a_system_column_goes_before_unless_it_is_said_already() -> None:
+def test_a_system_column_is_put_first_unless_already_there() -> None:
     assert conversation_of({"messages": TALK, "system": "be nice"}).messages == [SYSTEM, *TALK]
     assert conversation_of({"messages": [SYSTEM, *TALK], "system": "be nice"}).messages == [SYSTEM, *TALK]
     assert refusal({"messages": [SYSTEM, *TALK], "system": "be nasty"}).field == "system"
@@ -118,16 +118,16 @@ def through_parquet(rows: list[Any]) -> list[Any]:
     return pq.read_table(buffer).to_pylist()
 
 
-def test_rows_come_back_from_parquet_as_they_were() -> None:
+def test_rows_survive_parquet() -> None:
     read = through_parquet(ROWS)
     assert read != ROWS
     assert read[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]["query"] is None, "Parquet fills in None"
     assert [without_nulls(row) for row in read] == ROWS
-    for row, given_row in zip(read, ROWS, strict=True):
-        assert conversation_of(without_nulls(row)) == conversation_of(given_row)
+    for row, row_before in zip(read, ROWS, strict=True):
+        assert conversation_of(without_nulls(row)) == conversation_of(row_before)
 
 
-# -- null values: filled in by a table, or meant
+# -- null values: filled in by a table, or real
 
 LEAF = st.none() | st.integers(0, 9) | st.sampled_from(["", "Paris"])
 ARGUMENTS = st.dictionaries(st.sampled_from("abcd"), LEAF | st.dictionaries(st.sampled_from("xy"), LEAF), max_size=3)
@@ -135,27 +135,27 @@ ARGUMENTS = st.dictionaries(st.sampled_from("abcd"), LEAF | st.dictionaries(st.s
 
 @given(all_arguments=st.lists(ARGUMENTS, min_size=2, max_size=4), as_text=st.booleans())
 @settings(deadline=None, max_examples=examples(60))
-def test_a_table_never_adds_an_argument_and_says_so_where_it_took_one(
+def test_a_table_never_adds_an_argument_and_notes_removed_ones(
     all_arguments: list[dict[str, Any]], as_text: bool
 ) -> None:
-    """Rows through an Arrow table: what comes back has no key that the row had not, and no null that nobody wrote."""
+    """Rows read from an Arrow table have no new keys and no added nulls, and removed nulls get a note."""
     rows = [
-        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", given_arguments)]}]}
-        for given_arguments in ([json.dumps(one) for one in all_arguments] if as_text else all_arguments)
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", arguments)]}]}
+        for arguments in ([json.dumps(one) for one in all_arguments] if as_text else all_arguments)
     ]
     try:
         read = through_parquet(rows)
     except pa.ArrowException:  # values of two types in one column, or no key at all
         return
-    for row, back in zip(rows, read, strict=True):
-        made, notes = table_row(back)
-        wanted = row["messages"][1]["tool_calls"][0]["function"]["arguments"]
-        found = made["messages"][1]["tool_calls"][0]["function"].get("arguments", {})
+    for row, row_read in zip(rows, read, strict=True):
+        restored, notes = table_row(row_read)
+        expected = row["messages"][1]["tool_calls"][0]["function"]["arguments"]
+        actual = restored["messages"][1]["tool_calls"][0]["function"].get("arguments", {})
         if as_text:
-            assert (found, notes) == (wanted, ())
+            assert (actual, notes) == (expected, ())
         else:
-            assert found == without_nulls(wanted) or without_empty(found) == without_empty(without_nulls(wanted))
-            assert notes or wanted == without_nulls(wanted), "a null that was meant is not lost in silence"
+            assert actual == without_nulls(expected) or without_empty(actual) == without_empty(without_nulls(expected))
+            assert notes or expected == without_nulls(expected), "a null that was meant is not lost in silence"
 
 
 def without_empty(value: Any) -> Any:
@@ -177,9 +177,9 @@ COLUMNS = st.builds(Columns, messages=st.none() | NAMES, tools=st.none() | NAMES
 def test_any_row_is_a_conversation_or_an_input_error(row: Any, columns: Columns, encoded: bool) -> None:
     if encoded and isinstance(row, dict):
         row = {name: json.dumps(value) for name, value in row.items()}
-    for given_row in (row, without_nulls(row)):
-        made = attempt(conversation_of, given_row, columns)
-        if not isinstance(made, InputError):
-            assert made.messages
-            assert made.tools != []
-            assert made.completion_from is None or 0 < made.completion_from < len(made.messages)
+    for candidate in (row, without_nulls(row)):
+        conversation = attempt(conversation_of, candidate, columns)
+        if not isinstance(conversation, InputError):
+            assert conversation.messages
+            assert conversation.tools != []
+            assert conversation.completion_from is None or 0 < conversation.completion_from < len(conversation.messages)

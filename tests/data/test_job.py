@@ -1,4 +1,4 @@
-"""The job: one file of samples, the same for any number of workers, whole or not there; every bad row is reported."""
+"""The job: one file of samples, identical for any number of workers, never partial; every bad row is reported."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "GROUP_BYTES", 100_000)
 
 
-# -- what the rows are
+# -- contents of the rows
 
 
 def test_rows_are_those_of_build_supervised_sample_in_the_order_of_the_input(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_malformed_rows_of_every_kind_are_reported_and_lose_nothing_else(tmp_pat
     assert next(one for one in reports if "wizard" in one["reason"])["message"] == 0
 
 
-def test_a_row_of_which_text_reaches_no_token_is_bad_with_message_and_field() -> None:
+def test_a_row_with_text_that_reaches_no_token_is_bad_with_message_and_field() -> None:
     unseen = {"messages": [GOOD["messages"][0], {**GOOD["messages"][1], "reasoning_content": "Hm."}]}
     settings = replace(SETTINGS, renderer="default", chat_template=PLAIN)
     good, bad = tokenize_rows(settings, [GOOD, unseen])
@@ -135,7 +135,7 @@ def test_a_row_of_which_text_reaches_no_token_is_bad_with_message_and_field() ->
         assert bool(notes) == is_noted
 
 
-# -- the same file, whoever makes it, or the file that was there
+# -- deterministic output, or the previous file
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -200,7 +200,7 @@ def test_samples_of_trajectories_survive_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows", "rows.arrow", "rows.jsonl.gz"])
-def test_a_name_that_says_no_format_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_name_without_a_known_format_is_refused(name: str, tmp_path: Path) -> None:
     path = write_conversations(tmp_path / "x.jsonl", 3)
     with pytest.raises(InputError, match="is neither"):
         tokenize_files([str(path)], tmp_path / name, SETTINGS, workers=1)
@@ -284,7 +284,7 @@ def test_a_hundred_thousand_conversations_in_flat_memory(tmp_path: Path) -> None
     assert done.counts.samples == len(done.sizes["tokens"]) == 100_000
 
 
-# -- junk in files, settings and rows: an error of ours that names the place
+# -- junk in files, settings and rows: a typed error that names the place
 
 
 def deep(levels: int) -> Any:
@@ -340,7 +340,7 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
         calls.append(lambda: list(read_samples(path)))
     for call in calls:
         if name == "empty.jsonl.gz" and calls.index(call) in (0, 2):
-            call()  # a packed file of no rows is one of no rows
+            call()  # an empty packed file is valid and has no rows
             continue
         with pytest.raises(TokentraceError, match=name.partition(".")[0]):
             call()
@@ -348,7 +348,7 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TokenizeSettings.__dataclass_fields__)
-def test_settings_are_made_or_refused_by_name(name: str) -> None:
+def test_settings_are_accepted_or_refused_by_name(name: str) -> None:
     refusals = []
     for junk in JUNK:
         try:
@@ -359,11 +359,11 @@ def test_settings_are_made_or_refused_by_name(name: str) -> None:
     assert refusals
     words = (name.partition("_")[0], "settings")
     unnamed = [text for text in refusals if not any(word in text for word in words)]
-    assert not unnamed or name == "tokenizer"  # whose errors quote it
+    assert not unnamed or name == "tokenizer"  # its errors quote the value
 
 
 def test_rows_of_junk_are_bad_rows_or_samples() -> None:
-    """Values of every kind at every place of a row: whatever comes of it, it is a sample or a bad row."""
+    """Junk of every kind in every field of a row gives a sample or a bad row."""
     rng = random.Random(0)
     rows: list[Any] = [*JUNK]
     for key in ("messages", "conversations", "prompt", "completion", "tools", "system", "chat_template_kwargs"):

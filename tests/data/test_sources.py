@@ -1,4 +1,4 @@
-"""Sources: the same rows from every format, in batches that depend on the sources alone."""
+"""Sources: the same rows from every format, in batches that depend only on the sources."""
 
 import gzip
 import io
@@ -79,7 +79,7 @@ def test_an_array_of_messages_is_one_conversation(tmp_path: Path, indent: int | 
         assert values(rows_of(path)) == [messages]
         path.write_text(json.dumps([messages, messages], indent=indent), encoding="utf-8")
         assert values(rows_of(path)) == [messages, messages]
-    rows = [{"role": None, "messages": messages}] * 2  # a column that is empty
+    rows = [{"role": None, "messages": messages}] * 2  # an empty column
     path.write_text(json.dumps(rows, indent=indent), encoding="utf-8")
     assert values(rows_of(path)) == rows
 
@@ -136,7 +136,7 @@ def test_a_folder_with_more_than_its_training_split_is_refused(
 # -- bad rows are one row each
 
 
-def test_bad_lines_are_reported_with_their_numbers_and_lose_nothing_else(tmp_path: Path) -> None:
+def test_bad_lines_are_reported_with_their_numbers_and_affect_no_others(tmp_path: Path) -> None:
     good = [json.dumps(row).encode() for row in ROWS]
     bad = [b"{", b'{"a": \xff}', b"[" * 100_000, b'{"messages": [1,}', b"nonsense"]
     mixed = [one for pair in zip(good, [*bad, b"", b"   "], strict=True) for one in pair]

@@ -1,4 +1,4 @@
-"""Files for trainers: the columns and the form that each reads, with the labels of the samples in them."""
+"""Files for trainers: each has the columns and the format that its trainer reads, with the labels of the samples."""
 
 import json
 from dataclasses import replace
@@ -29,13 +29,13 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(path: Path, folder: Path) -> Any:
-    """A file as `datasets` reads it."""
+    """Read a file with `datasets`."""
     form = {".parquet": "parquet"}.get(path.suffix, "json")
     return datasets.load_dataset(form, data_files=str(path), split="train", cache_dir=str(folder / "cache"))
 
 
 @pytest.mark.parametrize(("name", "file"), [*((name, "rows.parquet") for name in TRAINERS), ("trl", "rows.jsonl")])
-def test_a_file_for_a_trainer_has_what_it_reads_and_nothing_else(
+def test_a_file_for_a_trainer_has_exactly_the_columns_it_reads(
     name: str, file: str, chats: Path, tmp_path: Path
 ) -> None:
     plain = tokenize_files([str(chats)], tmp_path / "plain.parquet", SETTINGS, workers=1)
@@ -65,7 +65,7 @@ def test_rows_of_rollouts_can_be_written_for_a_trainer(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("file", ["a.jsonl.parquet", "b.jsonl", "Straße 😀.parquet"])
-def test_advice_names_the_file_and_its_form(file: str) -> None:
+def test_advice_names_the_file_and_its_format(file: str) -> None:
     advice = yaml.safe_load(TRAINERS["axolotl"].advice_for(Path(file), 7))
     form = "json" if file.endswith(".jsonl") else "parquet"
     assert advice == {"datasets": [{"path": file, "ds_type": form, "type": None}], "sequence_len": 7}
@@ -81,7 +81,7 @@ def test_advice_names_the_file_and_its_form(file: str) -> None:
         ("trl", "x.parquet", False, "reads labels"),
     ],
 )
-def test_a_form_that_the_trainer_does_not_read_is_refused(
+def test_a_format_that_the_trainer_does_not_read_is_refused(
     name: str, file: str, labels: bool, problem: str, chats: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=problem):
@@ -89,7 +89,7 @@ def test_a_form_that_the_trainer_does_not_read_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_says_what_to_configure(chats: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_trainers_configuration(chats: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
 
     def advice(file: str, trainer: str) -> str:

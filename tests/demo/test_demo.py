@@ -1,4 +1,4 @@
-"""Client paths: one stream without a break by tokentrace; what the others do is counted, and said with its meaning."""
+"""The demo's client paths: tokentrace keeps one stream without a break; the breaks of the others are counted."""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ def trials() -> list[Trial]:
     return asyncio.run(run_demo(rollouts=ROLLOUTS))
 
 
-def test_two_rollouts_show_a_break_by_every_cause(trials: list[Trial]) -> None:
-    """Whoever tries it with ``--rollouts 2`` sees what it is about."""
+def test_two_rollouts_show_a_break_of_every_cause(trials: list[Trial]) -> None:
+    """``--rollouts 2`` is enough to see every kind of break."""
     sampled, greedy, dropped = (trial.reports[0] for trial in trials)
     assert set(sampled.causes) == {Cause.BPE_REMERGE, Cause.JSON_FORMAT}
     assert greedy.causes == {}
@@ -84,9 +84,9 @@ def test_counts_are_those_of_the_trajectories(trials: list[Trial]) -> None:
         assert report.numbers()["samples"] == ROLLOUTS + breaks
         assert sum(report.causes.values()) == breaks
         for rollout, scored in zip(report.rollouts, report.scored, strict=True):
-            found = [broken for name, broken in report.breaks if name == rollout.task.name]
+            actual = [broken for name, broken in report.breaks if name == rollout.task.name]
             branches = rollout.trajectory.branches[1:]
-            assert [(one.position, str(one.cause)) for one in found] == [(one.start, one.cause) for one in branches]
+            assert [(one.position, str(one.cause)) for one in actual] == [(one.start, one.cause) for one in branches]
             _, mask = path_row(report.path, RENDERER, rollout)
             assert scored.sampled == rollout.trajectory.num_sampled
             assert scored.mismatched + len(scored.gaps) == scored.sampled
@@ -94,7 +94,7 @@ def test_counts_are_those_of_the_trajectories(trials: list[Trial]) -> None:
 
 
 class Recording(EmbeddedEngine):
-    """The embedded engine, with every prompt that it was given."""
+    """The embedded engine, which records every prompt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Recording(EmbeddedEngine):
 
 @pytest.mark.parametrize("path", ClientPath)
 def test_engines_see_the_prompts_that_are_recorded(trials: list[Trial], path: ClientPath) -> None:
-    """Also: what is remembered is what each path would have sampled alone, and a seed gives the same again."""
+    """Also: a path that runs alone samples what it did beside the others, and a seed is reproducible."""
     engine = Recording()
 
     async def alone() -> Any:
@@ -116,17 +116,17 @@ def test_engines_see_the_prompts_that_are_recorded(trials: list[Trial], path: Cl
         finally:
             await engine.close()
 
-    known_report = next(report for report in trials[0].reports if report.path is path)
-    for rollout, known in zip(asyncio.run(alone()).rollouts, known_report.rollouts, strict=False):
+    expected_report = next(report for report in trials[0].reports if report.path is path)
+    for rollout, expected in zip(asyncio.run(alone()).rollouts, expected_report.rollouts, strict=False):
         trajectory = rollout.trajectory
         check_trajectory(trajectory)
-        assert trajectory.stream().tolist() == known.trajectory.stream().tolist()
+        assert trajectory.stream().tolist() == expected.trajectory.stream().tolist()
         turns = sorted(owned_turns(trajectory), key=lambda turn: turn.write)
         prompts = [trajectory.stream(turn.branch)[: turn.start].tolist() for turn in turns]
         assert prompts == engine.prompts[rollout.task.name]
 
 
-# -- what is counted, on turns that are known
+# -- counts, on scripted turns
 
 
 def multiply(a: int, b: int) -> str:
@@ -135,7 +135,7 @@ def multiply(a: int, b: int) -> str:
 
 
 def scripted(path: ClientPath, *turns: str | Sequence[int], name: str = "one") -> tuple[Rollout, list[Any]]:
-    """A rollout with these turns."""
+    """Run a rollout with these turns."""
     texts = iter(turns)
 
     def script(_: Any, __: SamplingParams) -> Any:
@@ -171,11 +171,11 @@ def test_other_spacing_breaks_the_paths_that_keep_messages(path: ClientPath, cal
     assert scored.mismatched > 0
 
 
-# -- the second template, and what is remembered
+# -- the second template
 
 
 def test_a_template_that_forgets_differs_only_in_reasoning_before_the_last_user_message() -> None:
-    other, went_on = trial_renderer(TRIALS[2]), 0
+    other, follow_ups = trial_renderer(TRIALS[2]), 0
     for question in make_questions(0, 48, "held_back"):
         messages = solve(question)
         last = max(at for at, message in enumerate(messages) if message["role"] == "user")
@@ -187,11 +187,11 @@ def test_a_template_that_forgets_differs_only_in_reasoning_before_the_last_user_
         assert other.render_ids(messages, tools=question.tools, add_generation_prompt=True) == expected
         whole = RENDERER.render_ids(messages, tools=question.tools, add_generation_prompt=True)
         assert (whole != expected) == bool(question.follow_ups)
-        went_on += bool(question.follow_ups)
-    assert went_on == 4
+        follow_ups += bool(question.follow_ups)
+    assert follow_ups == 4
 
 
-# -- what is said of it: every number with its meaning, the noise with the breaks, and nothing that can act
+# -- views: the meaning of every number, the noise beside the breaks, and no content that can act
 
 
 def test_every_view_has_the_noise_and_the_meaning_of_every_number(trials: list[Trial]) -> None:
@@ -210,8 +210,8 @@ def test_every_view_has_the_noise_and_the_meaning_of_every_number(trials: list[T
     tables = read_page(page)["tables"]
     for row, trial in zip(data["trials"], trials, strict=True):
         for report in trial.reports:
-            told = row["paths"][str(report.path)]
-            assert sum(told["causes"].values()) == told["breaks"] == report.numbers()["breaks"]
+            values = row["paths"][str(report.path)]
+            assert sum(values["causes"].values()) == values["breaks"] == report.numbers()["breaks"]
         for cause in trial.reports[0].causes:
             numbers = [f"{one.causes.get(cause, 0)}" for one in trial.reports]
             assert any(line.split() == [*str(cause).split(), *numbers] for line in text.splitlines())
@@ -220,7 +220,7 @@ def test_every_view_has_the_noise_and_the_meaning_of_every_number(trials: list[T
     assert any(name.startswith("stripped reasoning") for name in names), "an example of it is shown, too"
 
 
-def test_the_page_escapes_whatever_was_said() -> None:
+def test_the_page_escapes_every_text() -> None:
     name = "<img src=x onerror=alert(3)>\x1b[31mred"
     turns = ("\x1b[31mred <script>alert(4)</script>\n" + WIDE, "<b onclick=alert(5)>42</b><|end|>")
     reports = []
@@ -232,12 +232,12 @@ def test_the_page_escapes_whatever_was_said() -> None:
     page = show(document).html
     assert_only_its_own_code_runs(page)
     assert "\x1b[31mred" not in plain_view(document)
-    shown = read_page(page)
-    assert all(name in contrast["name"] for contrast in shown["contrasts"])
-    assert "<|end|>" in "".join(columns(shown, 0)["text"])
+    payload = read_page(page)
+    assert all(name in contrast["name"] for contrast in payload["contrasts"])
+    assert "<|end|>" in "".join(columns(payload, 0)["text"])
 
 
-def test_the_docs_give_the_settings_as_they_are() -> None:
+def test_the_docs_give_the_current_settings() -> None:
     text = " ".join((Path(__file__).parents[2] / "docs" / "demo.md").read_text(encoding="utf-8").split())
     for part in (
         f"{100 * NOISE.resegmented:g} % of",

@@ -1,4 +1,4 @@
-"""The demo's questions: which are picked, what their tools answer, what earns a reward."""
+"""The demo's questions: how they are picked, what their tools answer, and rewards."""
 
 import dataclasses
 import re
@@ -17,10 +17,10 @@ def question_of(kind: str) -> Question:
     return pick_questions(1, kinds=[kind])[0]
 
 
-def test_as_many_are_picked_as_are_asked_for_and_each_has_a_name_of_its_own() -> None:
-    every = len(all_questions())
-    assert pick_questions(every) == list(all_questions())
-    assert len({question.id for question in pick_questions(2 * every + 3, seed=5)}) == 2 * every + 3
+def test_the_requested_number_is_picked_and_each_has_its_own_id() -> None:
+    total = len(all_questions())
+    assert pick_questions(total) == list(all_questions())
+    assert len({question.id for question in pick_questions(2 * total + 3, seed=5)}) == 2 * total + 3
     assert pick_questions(8, seed=1) == list(all_questions()[8:16])
     for kind in {question.kind for question in all_questions()}:
         assert {question.kind for question in pick_questions(12, kinds=[kind])} == {kind}
@@ -57,7 +57,7 @@ def test_the_calculator_is_exact_or_refuses(expression: str) -> None:
         ("１ + ١", "unexpected"),
     ],
 )
-def test_the_calculator_says_why_it_refuses(expression: str, problem: str) -> None:
+def test_calculator_errors_name_the_problem(expression: str, problem: str) -> None:
     question = question_of("follow_up")
     assert problem in run_tool(question, "calculator", {"expression": expression})
 
@@ -73,7 +73,7 @@ def test_tools_take_any_garbage(name: str, arguments: Any) -> None:
         assert isinstance(run_tool(question_of(kind), name, arguments), str)
 
 
-def test_a_tool_says_what_is_wrong_with_its_arguments() -> None:
+def test_tool_errors_name_the_wrong_argument() -> None:
     question = next(row for row in all_questions() if any(one.name == "lookup" for one in row.functions) and row.table)
     name, value = next(iter(question.table.items()))
     assert str(value) in run_tool(question, "lookup", {"item": f" {name.upper()} "})

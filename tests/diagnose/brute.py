@@ -1,7 +1,7 @@
-"""The oracle of audits: every append rendered by transformers' own Jinja, and compared as text.
+"""The oracle of audits: every append is rendered by transformers' own Jinja, and compared as text.
 
-Nothing of tokentrace decides here. Tokenizers are made up of the templates' control tokens: what a template does to
-text does not depend on the vocabulary.
+No verdict here uses tokentrace. Tokenizers consist of the template's control tokens and single bytes: what a template
+does to text does not depend on the vocabulary.
 """
 
 import json
@@ -36,7 +36,7 @@ def audit_of(family: str) -> AuditReport:
 
 
 def rendered(source: str, messages: Messages, tools: Any, prompt: bool) -> str | None:
-    """What transformers makes of a conversation; None where the template refuses it. Each text is rendered once."""
+    """The text that transformers renders; None if the template refuses the conversation. Results are cached."""
     return _rendered(source, json.dumps([list(map(dict, messages)), list(tools) if tools else None]), prompt)
 
 
@@ -47,7 +47,7 @@ def _rendered(source: str, conversation: str, prompt: bool) -> str | None:
 
 
 def breaks(source: str, past: Messages, reply: Mapping[str, Any], appended: Messages, tools: Any) -> bool | None:
-    """Whether the next prompt does not begin with the prompt before it and the turn that followed; None: refused."""
+    """Whether the next prompt does not begin with the prompt and the turn before it; None if the template refuses."""
     before = rendered(source, past, tools, True)
     turn = rendered(source, [*past, reply], tools, False)
     after = rendered(source, [*past, reply, *appended], tools, appended[-1]["role"] != "assistant")
@@ -58,13 +58,13 @@ def breaks(source: str, past: Messages, reply: Mapping[str, Any], appended: Mess
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven", "über", "雨", "naïve")
 TEXT = re.compile(r"(?<![<\w/|])[^\W\d_][^<>\n|]*[^\W\d_](?![\w>|])")
-"""Text outside of tags, without the white space around it."""
+"""Text outside of tags, without surrounding white space."""
 NAMES = ("role", "type", "name", "id", "tool_call_id", "arguments")
-"""Fields that stay: arguments as JSON text, too."""
+"""Fields that stay as they are, and arguments given as JSON text."""
 
 
-def reworded(messages: Messages, chance: random.Random) -> list[dict[str, Any]]:
-    """The same conversation with other texts; tags in them, and white space around them, stay."""
+def reworded(messages: Messages, rng: random.Random) -> list[dict[str, Any]]:
+    """The same conversation with other texts; tags and surrounding white space stay."""
 
     def reword(value: Any, field: str = "") -> Any:
         if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def reworded(messages: Messages, chance: random.Random) -> list[dict[str, Any]]:
             return [reword(inner, field) for inner in value]
         if not isinstance(value, str) or field in NAMES:
             return value
-        return TEXT.sub(lambda _: " ".join(chance.choices(WORDS, k=chance.randint(1, 6))), value)
+        return TEXT.sub(lambda _: " ".join(rng.choices(WORDS, k=rng.randint(1, 6))), value)
 
     return [reword(message) for message in messages]
 

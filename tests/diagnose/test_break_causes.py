@@ -1,4 +1,4 @@
-"""The cause of each break: in a turn that was rendered again, and in a context that changed."""
+"""The cause of a break in a turn that is rendered again, and in a changed context."""
 
 import json
 from typing import Any
@@ -28,11 +28,11 @@ def parameter(name: str, value: str) -> str:
     return f"<parameter={name}>\n{value}\n</parameter>\n"
 
 
-def said(family: str, text: str, content: str) -> Rollout:
+def answered(family: str, text: str, content: str) -> Rollout:
     return Rollout(family, f"{text}{END[family]}", (assistant(content), BYE))
 
 
-def asked(family: str, arguments: str, values: Any) -> Rollout:
+def weather_call(family: str, arguments: str, values: Any) -> Rollout:
     return Rollout(family, weather(arguments, family=family), called("get_weather", values))
 
 
@@ -54,20 +54,20 @@ FORMATS = {
     "string": (json.dumps('{"city": "Paris"}'), PARIS),
 }
 TURNS: dict[str, tuple[Rollout, Cause, str]] = {
-    "white space after": (said("pocket", "Hello there. \n", "Hello there."), C.WHITESPACE, SPACE),
-    "white space inside": (said("pocket", "Hello  there, friend.", "Hello there, friend."), C.WHITESPACE, SPACE),
-    "white space before": (said("qwen3", "\n\nHello there.", "Hello there."), C.WHITESPACE, SPACE),
+    "white space after": (answered("pocket", "Hello there. \n", "Hello there."), C.WHITESPACE, SPACE),
+    "white space inside": (answered("pocket", "Hello  there, friend.", "Hello there, friend."), C.WHITESPACE, SPACE),
+    "white space before": (answered("qwen3", "\n\nHello there.", "Hello there."), C.WHITESPACE, SPACE),
     "white space after reasoning": (
         Rollout("qwen3.5", "Hm.</think>Hello!<|im_end|>", (assistant("Hello!", reasoning="Hm."), result("ok"))),
         C.WHITESPACE, SPACE),
-    **{f"other words, {family}": (said(family, "The answer is four.", "I refuse to say."), C.UNKNOWN, "known cause")
+    **{f"other words, {family}": (answered(family, "The answer is four.", "I refuse to say."), C.UNKNOWN, "known cause")
        for family in HERMES},
-    "a word less": (said("pocket", "The answer is four.", "The answer is five."), C.UNKNOWN, "known cause"),
-    "a capital letter in prose": (said("pocket", "true stories", "True stories"), C.UNKNOWN, ""),
+    "a word less": (answered("pocket", "The answer is four.", "The answer is five."), C.UNKNOWN, "known cause"),
+    "a capital letter in prose": (answered("pocket", "true stories", "True stories"), C.UNKNOWN, ""),
     **{f"a boolean that became a string, {family}": (
-        asked(family, '{"city": "Paris", "now": true}', PARIS | {"now": "True"}), C.BOOLEAN_CASE, "")
+        weather_call(family, '{"city": "Paris", "now": true}', PARIS | {"now": "True"}), C.BOOLEAN_CASE, "")
        for family in HERMES},
-    **{f"JSON: {name}, {family}": (asked(family, *FORMATS[name]), C.JSON_FORMAT, "")
+    **{f"JSON: {name}, {family}": (weather_call(family, *FORMATS[name]), C.JSON_FORMAT, "")
        for name in FORMATS for family in HERMES},
     "a stray closing tag": (
         Rollout("qwen3.5", xml("now", "</parameter>\n"), called("now", {})), C.EMPTY_PARAMETER, "</parameter>"),
@@ -79,9 +79,9 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
     "an empty block of reasoning that appeared": (
         Rollout("glm-4.5", f"\n{HELLO}<|user|>", (assistant(HELLO), BYE)), C.STRIPPED_REASONING,
         "the stream has nothing, the next prompt `<think>"),
-    "a missing completion": (said("pocket", HELLO, ""), C.ZEROED_ANCHOR, "lost some"),
+    "a missing completion": (answered("pocket", HELLO, ""), C.ZEROED_ANCHOR, "lost some"),
     "a missing completion with reasoning": (
-        said("qwen3.5", f"Hm.\n</think>\n\n{HELLO}", ""), C.ZEROED_ANCHOR, "lost some"),
+        answered("qwen3.5", f"Hm.\n</think>\n\n{HELLO}", ""), C.ZEROED_ANCHOR, "lost some"),
     "a repaired call of pocket": (
         Rollout("pocket", hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family="pocket"), INVALID),
         C.REWRITTEN_CALL, BASH),
@@ -103,7 +103,7 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_the_cause_of_a_turn_that_was_rendered_again(name: str) -> None:
+def test_the_cause_of_a_turn_rendered_again(name: str) -> None:
     turn, cause, words = TURNS[name]
     broken = turn.explain()
     assert broken.cause is cause
@@ -136,8 +136,8 @@ THOUGHT = "They greet me.\n\nI greet them: Hello there, how can I help you today
     ],
 )
 def test_stripped_reasoning(family: str, text: str) -> None:
-    kept = {} if family == "pocket" else {"reasoning": THOUGHT}
-    turn = Rollout(family, text, (assistant(HELLO, **kept), BYE))
+    fields = {} if family == "pocket" else {"reasoning": THOUGHT}
+    turn = Rollout(family, text, (assistant(HELLO, **fields), BYE))
     broken = turn.explain()
     assert broken.cause is Cause.STRIPPED_REASONING
     assert THOUGHT[:14] in broken.words
@@ -159,15 +159,15 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
 
 def test_two_turns_of_stripped_reasoning_are_both_reported() -> None:
     renderer = renderer_of("qwen3.5")
-    first = [
+    messages = [
         *HISTORY[:2],
         assistant(HELLO, reasoning=THOUGHT),
         BYE,
         assistant("Goodbye then, friend.", reasoning="Yes."),
     ]
-    kept = make_renderer("qwen3.5", preserve_all_thinking=True).render(first, tools=TOOLS)
-    after = renderer.render([*first, user("More")], tools=TOOLS, add_generation_prompt=True)
-    broken = consistent(kept.ids, after.ids, renderer, sampled=kept.mask)
+    preserved = make_renderer("qwen3.5", preserve_all_thinking=True).render(messages, tools=TOOLS)
+    after = renderer.render([*messages, user("More")], tools=TOOLS, add_generation_prompt=True)
+    broken = consistent(preserved.ids, after.ids, renderer, sampled=preserved.mask)
     assert (broken.cause, broken.later) == (Cause.STRIPPED_REASONING, (Cause.STRIPPED_REASONING,))
     assert "further on: stripped reasoning" in str(broken)
 
@@ -185,7 +185,7 @@ def test_anchor() -> None:
     assert turn.explain(anchor=turn.stream).cause is Cause.JSON_FORMAT
 
 
-def test_a_stream_that_was_lost() -> None:
+def test_a_lost_stream() -> None:
     turn = Rollout("pocket", f"{HELLO}<|end|>", ())
     renderer, prompt = turn.renderer, turn.prompt
     zeros = np.concatenate([np.where(turn.sampled, 0, turn.stream), turn.stream[:8]])
@@ -260,8 +260,8 @@ def test_cleared_tool_result() -> None:
 
 
 def test_json_of_a_tool_result() -> None:
-    said, other = (['{"sky": "sunny", "temp": 21}'], ['{"sky":"sunny","temp":21}', user("And?")])
-    before, after = (request([*HISTORY[:3], result(text), *more]) for text, *more in (said, other))
+    spaced, compact = (['{"sky": "sunny", "temp": 21}'], ['{"sky":"sunny","temp":21}', user("And?")])
+    before, after = (request([*HISTORY[:3], result(text), *more]) for text, *more in (spaced, compact))
     renderer = renderer_of("pocket")
     stream, prompt = (
         renderer.render(one["messages"], tools=TOOLS, add_generation_prompt=True) for one in (before, after)
@@ -278,7 +278,7 @@ def test_the_conversations_disprove_what_the_text_suggests() -> None:
     assert "messages and tools of both requests are the same" in broken.words
 
 
-def test_words_about_tools_are_no_tools() -> None:
+def test_text_about_tools_is_no_tool_definition() -> None:
     question = "Read this:\n# Tools\n<tools>\n{}\n</tools>\nand tell."
     rows = [SYS, user(question.format("hammer")), assistant("Yes."), user("So?")]
     changed = [SYS, user(question.format("saw")), *rows[2:]]
@@ -288,13 +288,13 @@ def test_words_about_tools_are_no_tools() -> None:
         assert "in the turn of the user" in broken.words
 
 
-def test_a_message_that_is_gone_is_a_compaction_however_alike_the_others_are() -> None:
+def test_a_removed_message_is_a_compaction_even_among_similar_ones() -> None:
     renderer = renderer_of("pocket")
     messages = [user("hello there"), assistant("It is 4."), user("What is 2+2?"), assistant("It is 4.")]
     stream = renderer.render_ids(messages)
-    for gone in (0, 1):
-        left = [*messages[:gone], *messages[gone + 1 :], user("n")]
-        after = renderer.render_ids(left, add_generation_prompt=True)
+    for removed in (0, 1):
+        remaining = [*messages[:removed], *messages[removed + 1 :], user("n")]
+        after = renderer.render_ids(remaining, add_generation_prompt=True)
         assert consistent(stream, after, renderer).cause is Cause.COMPACTION
     prompt = renderer.render_ids([user("n")], add_generation_prompt=True)
     requests = {"before": {"messages": messages}, "after": {"messages": []}}

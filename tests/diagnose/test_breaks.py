@@ -1,4 +1,4 @@
-"""Every cause is found on real renders, shown with its tokens, and never claimed without evidence."""
+"""Every cause is found in real renders, shown with its tokens, and never claimed without evidence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +18,12 @@ from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET
 
 
-def test_a_request_that_was_repeated() -> None:
-    made = Rollout("pocket", f"{HELLO}<|end|>", ())
-    found = consistent(made.stream, made.prompt, made.renderer, sampled=made.sampled)
-    assert (found.cause, found.position) == (Cause.UNKNOWN, len(made.prompt))
-    assert found.prompt_range == (len(made.prompt), len(made.prompt))
-    assert "the request was repeated, or goes back in history" in found.words
+def test_a_repeated_request() -> None:
+    rollout = Rollout("pocket", f"{HELLO}<|end|>", ())
+    broken = consistent(rollout.stream, rollout.prompt, rollout.renderer, sampled=rollout.sampled)
+    assert (broken.cause, broken.position) == (Cause.UNKNOWN, len(rollout.prompt))
+    assert broken.prompt_range == (len(rollout.prompt), len(rollout.prompt))
+    assert "the request was repeated, or goes back in history" in broken.words
 
 
 def test_differences_close_together_are_printed_in_one_line() -> None:
@@ -72,14 +72,14 @@ def test_arguments_that_do_not_fit(ids: Any) -> None:
         explain_break([1, 2], [1, 3], "pocket")
 
 
-def test_text_of_the_report_cannot_act_on_a_terminal() -> None:
-    told, kept = "\x1b[31mred\u202e<|end|>", "\x1b[32mgreen\u202e"
-    found = Rollout("pocket", told, (assistant(kept), user("Bye"))).explain()
-    assert "\u202e" not in str(found)
-    assert "␛" in str(found)
+def test_a_report_escapes_control_characters() -> None:
+    completion, content = "\x1b[31mred\u202e<|end|>", "\x1b[32mgreen\u202e"
+    broken = Rollout("pocket", completion, (assistant(content), user("Bye"))).explain()
+    assert "\u202e" not in str(broken)
+    assert "␛" in str(broken)
 
 
-# -- laws
+# -- properties
 
 
 PIECES = st.sampled_from(
@@ -121,7 +121,7 @@ def test_any_edit_is_a_break_unless_the_prompt_extends_the_stream(items: Any, id
 
 @given(st.text(min_size=1, max_size=60), st.data())
 @settings(deadline=None, max_examples=examples(200))
-def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.DataObject) -> None:
+def test_another_spelling_of_the_same_text_is_a_remerge(text: str, data: st.DataObject) -> None:
     tokenizer = renderer_of("pocket").tokenizer
     whole = tokenizer.encode_plain(text)
     cut = data.draw(st.integers(0, len(text)))
@@ -134,11 +134,11 @@ def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.D
     if split.tolist() == whole.tolist():
         assert explain_break(split, after, tokenizer) is None
     else:
-        found = consistent(split, after, tokenizer)
-        assert {found.cause, *found.later} == {Cause.BPE_REMERGE}
+        broken = consistent(split, after, tokenizer)
+        assert {broken.cause, *broken.later} == {Cause.BPE_REMERGE}
 
 
-# -- size: what is looked at is bounded, so these end
+# -- size: the comparison is bounded, so these tests finish
 
 
 def stream_range(stream: Ids, prompt: Ids) -> tuple[int, int]:
@@ -163,10 +163,10 @@ def test_two_hundred_thousand_tokens() -> None:
 
 @pytest.mark.parametrize("lead", ["", "x", "A long way before it. " * 600], ids=["none", "short", "long"])
 def test_later_differences_are_named_wherever_the_first_one_stands(lead: str) -> None:
-    """Two words spelled otherwise, far apart: the second is named too, however much text stands before the first."""
+    """Two words differ, far apart: the second one is named too, however long the text before the first one is."""
     encode = create_renderer(POCKET).tokenizer.encode
     middle = " and much more in between," * 8
     stream = encode(f"{lead}a  b{middle} c  d, and the rest of it")
     prompt = encode(f"{lead}a b{middle} c d, and the rest of it")
-    found = consistent(stream, prompt, create_renderer(POCKET))
-    assert (found.cause, found.later) == (Cause.WHITESPACE, (Cause.WHITESPACE,))
+    broken = consistent(stream, prompt, create_renderer(POCKET))
+    assert (broken.cause, broken.later) == (Cause.WHITESPACE, (Cause.WHITESPACE,))

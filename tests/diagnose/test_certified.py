@@ -1,4 +1,4 @@
-"""docs/certified.md is what audits say with real tokenizers; ``python -m tests.diagnose.test_certified`` writes it."""
+"""docs/certified.md lists audits with real tokenizers; ``python -m tests.diagnose.test_certified`` writes it."""
 
 import pytest
 

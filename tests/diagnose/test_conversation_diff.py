@@ -1,4 +1,4 @@
-"""Causes of branches, on histories as real agents rewrite them, and as laws over any conversation."""
+"""Causes of branches: histories as real agents rewrite them, and properties of arbitrary conversations."""
 
 import ast
 import json
@@ -31,10 +31,10 @@ def system(text: str = SYSTEM) -> Message:
     return {"role": "system", "content": text}
 
 
-def call(name: str, said: str = "", **arguments: Any) -> Message:
+def call(name: str, content: str = "", **arguments: Any) -> Message:
     function = {"name": name, "arguments": json.dumps(arguments)}
     calls = [{"id": f"call_{name}", "type": "function", "function": function}]
-    return {"role": "assistant", "content": said, "tool_calls": calls}
+    return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
 def result(text: str, name: str = "") -> Message:
@@ -56,14 +56,14 @@ RECORDED: list[Message] = [
 ]
 
 
-def but(at: int, *messages: Message, until: int | None = None) -> list[Message]:
-    """The recorded conversation with the messages from one to another replaced, without its last reply."""
+def swap(at: int, *messages: Message, until: int | None = None) -> list[Message]:
+    """The recorded conversation without its last reply, and with the messages from `at` to `until` replaced."""
     stop = at + 1 if until is None else until
     return [*RECORDED[:at], *messages, *RECORDED[stop:-1]]
 
 
 def with_text(at: int, text: str) -> list[Message]:
-    return but(at, {**RECORDED[at], "content": text})
+    return swap(at, {**RECORDED[at], "content": text})
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Case:
     message: int | None
     words: str = ""
     recorded: Sequence[Message] = tuple(RECORDED)
-    others: Sequence[Sequence[Message]] = ()
+    recent: Sequence[Sequence[Message]] = ()
 
 
 C = Cause
@@ -137,7 +137,7 @@ CASES: dict[str, Case] = {
         C.COMPACTION, 2),
     "a compaction of another conversation": Case(
         [system(), user("Links were checked."), call("task", prompt="Check the pictures.")], C.COMPACTION, 1,
-        others=[[*PARENT, call("task", prompt="Check the pictures."), result("All fine.")]]),
+        recent=[[*PARENT, call("task", prompt="Check the pictures."), result("All fine.")]]),
     # trimmed results
     "Claude Code clears a result": Case(with_text(3, "[Old tool result content cleared]"), C.TRIMMED_RESULTS, 3),
     "a result is emptied": Case(with_text(5, ""), C.TRIMMED_RESULTS, 5),
@@ -159,7 +159,7 @@ CASES: dict[str, Case] = {
         1),
     "a sub-agent of another conversation": Case(
         [system("You read."), user("Read every file below docs/ and tell me which links are dead.")], C.SUB_AGENT, 0,
-        "gave it this task", others=[PARENT]),
+        "gave it this task", recent=[PARENT]),
     "a sub-agent without instructions": Case([user("Write a title for this chat, at most five words.")], C.SUB_AGENT,
         0),
     "opencode asks for a title, then begins": Case([system(), user(TASK)], C.SUB_AGENT, 0,
@@ -173,7 +173,7 @@ CASES: dict[str, Case] = {
     "an error in place of the last reply": Case([*RECORDED[:-1], user("Your answer was not valid JSON. Try again.")],
         C.RETRY, 10),
     "several turns dropped for another instruction": Case([*RECORDED[:4], user("No, look at the lexer.")], C.RETRY, 4),
-    # what was put in, or apart
+    # messages inserted or split
     "a message put in before a short last reply": Case(
         [*RECORDED[:2], user("Please hurry."), reply("Done."), user("Thanks.")], C.EDIT, 2,
         recorded=[*RECORDED[:2], reply("Done.")]),
@@ -181,9 +181,9 @@ CASES: dict[str, Case] = {
         [*RECORDED[:2], reply("The parser fails."), reply("On empty input."), user("Thanks.")], C.EDIT, 2,
         recorded=[*RECORDED[:2], reply("The parser fails. On empty input.")]),
     # calls
-    "a repaired argument": Case(but(4, call("read_file", "The parser first.", path="/work/src/parser.py")),
+    "a repaired argument": Case(swap(4, call("read_file", "The parser first.", path="/work/src/parser.py")),
         C.REWRITTEN_CALL, 4),
-    "a repaired name": Case(but(4, call("readFile", "The parser first.", path="src/parser.py")), C.REWRITTEN_CALL, 4),
+    "a repaired name": Case(swap(4, call("readFile", "The parser first.", path="src/parser.py")), C.REWRITTEN_CALL, 4),
     "a call left out of two": Case([*RECORDED[:2], call("list_files", path="src")], C.REWRITTEN_CALL, 2,
         recorded=[*RECORDED[:2], TWO_CALLS]),
     "calls made of text": Case([*RECORDED[:2], call("list_files", path="src")], C.REWRITTEN_CALL, 2,
@@ -200,7 +200,7 @@ CASES: dict[str, Case] = {
         recorded=RECORDED[:3]),
     "a tool's name inside a word": Case([system(), user("Sum it up."), user("It was computed by hand: 4.")], C.RETRY,
         2, recorded=[system(), user("Sum it up."), call("compute", expression="2+2")]),
-    "calls left out": Case(but(8, reply("I will test."), until=10), C.EDIT, 8),
+    "calls left out": Case(swap(8, reply("I will test."), until=10), C.EDIT, 8),
     # instructions
     "another system prompt": Case(with_text(0, "You are a reviewer. Be strict, and look at style first of all."),
         C.CHANGED_SYSTEM, 0),
@@ -228,7 +228,7 @@ CASES: dict[str, Case] = {
         "content: 'very long' in place of 'empty'"),
     "the model's words": Case(with_text(2, "Let me see what is there."), C.EDIT, 2),
     "content dropped beside a call": Case(with_text(4, ""), C.EDIT, 4, "was left out"),
-    "a reminder put in": Case(but(4, user("Remember the time."), RECORDED[4]), C.EDIT, 4),
+    "a reminder put in": Case(swap(4, user("Remember the time."), RECORDED[4]), C.EDIT, 4),
     "camel's last words come before a call without words": Case(
         [*RECORDED[:8], RECORDED[10], {**RECORDED[8], "content": None}, RECORDED[9], user("Thanks!")], C.EDIT, 8,
         recorded=[*RECORDED[:8], {**RECORDED[8], "content": "One more."}, *RECORDED[9:]]),
@@ -251,12 +251,12 @@ def cause_of(sent: Sequence[Message], recorded: Sequence[Message], **more: Any) 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_cause_of_what_agents_do(name: str) -> None:
+def test_the_cause_of_each_rewrite(name: str) -> None:
     case = CASES[name]
-    found = cause_of(case.sent, case.recorded, recent=case.others)
-    assert (found.cause, found.message) == (case.cause, case.message), found.words
-    assert case.words in found.words
-    assert found.message is None or f"message {found.message} (" in found.words
+    finding = cause_of(case.sent, case.recorded, recent=case.recent)
+    assert (finding.cause, finding.message) == (case.cause, case.message), finding.words
+    assert case.words in finding.words
+    assert finding.message is None or f"message {finding.message} (" in finding.words
 
 
 # -- tools
@@ -282,7 +282,7 @@ def test_changed_tools_are_named(sent: Any, recorded: Any, words: str) -> None:
     assert "template variables: enable" in changed_tools(None, None, {"enable": False}, {}).words
 
 
-# -- laws
+# -- properties
 
 WORDS = st.lists(st.sampled_from(["the", "a", "parser", "file", "test", "link", "river", "goes", "over"]), min_size=1)
 MESSAGES = st.one_of(
@@ -291,30 +291,30 @@ MESSAGES = st.one_of(
     WORDS.map(lambda words: result(" ".join(words))),
     WORDS.map(lambda words: call("look", place=" ".join(words))),
 )
-CONVERSATIONS = st.lists(MESSAGES, min_size=3, max_size=8).map(lambda said: [system(), user(TASK), *said])
+CONVERSATIONS = st.lists(MESSAGES, min_size=3, max_size=8).map(lambda messages: [system(), user(TASK), *messages])
 
 
 @given(CONVERSATIONS, st.data())
-def test_a_changed_text_is_found_where_it_is(recorded: list[Message], data: st.DataObject) -> None:
+def test_a_changed_text_is_found_at_its_message(recorded: list[Message], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(recorded) - 2))
     retry = cause_of(recorded[: at + 1], recorded)
     assert (retry.cause, retry.message) == (C.RETRY, None)
     sent = [*recorded[:at], {**recorded[at], "content": "something that nobody has ever said"}, *recorded[at + 1 : -1]]
-    found = cause_of(sent, recorded)
-    assert found.message == at
+    finding = cause_of(sent, recorded)
+    assert finding.message == at
     allowed = {
         "system": {C.CHANGED_SYSTEM},
         "user": {C.EDIT, C.COMPACTION, C.SUB_AGENT},
         "assistant": {C.EDIT},
         "tool": {C.EDIT, C.TRIMMED_RESULTS},
     }
-    assert found.cause in allowed[str(recorded[at]["role"])], found
+    assert finding.cause in allowed[str(recorded[at]["role"])], finding
     if at + 1 < len(sent):
-        assert found.cause not in (C.COMPACTION, C.SUB_AGENT), found
+        assert finding.cause not in (C.COMPACTION, C.SUB_AGENT), finding
 
 
 @given(CONVERSATIONS, st.data())
-def test_what_is_left_out_is_never_called_an_edit_of_the_system_or_a_call(
+def test_a_removal_is_never_called_an_edit_of_the_system_or_a_call(
     recorded: list[Message], data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(2, len(recorded) - 2))
@@ -323,19 +323,19 @@ def test_what_is_left_out_is_never_called_an_edit_of_the_system_or_a_call(
     sent = [*recorded[:start], *recorded[stop:]]
     shared = shared_of(sent, recorded)
     assume(shared < len(sent))
-    found = find_cause(sent, recorded, shared)
-    assert found.message == shared
+    finding = find_cause(sent, recorded, shared)
+    assert finding.message == shared
     allowed = {C.COMPACTION, C.EDIT, C.RETRY}
     if sent[shared]["role"] == recorded[shared]["role"] == "tool":  # the next result may be the start of this one
         allowed.add(C.TRIMMED_RESULTS)
-    assert found.cause in allowed, found
+    assert finding.cause in allowed, finding
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=4), st.none() | st.text(max_size=9) | st.integers(), max_size=3)))
-def test_any_two_conversations_have_a_cause(said: list[dict[str, Any]]) -> None:
+def test_any_two_conversations_have_a_cause(messages: list[dict[str, Any]]) -> None:
     roles = ["user", "assistant", "tool", "system"]
-    odd = [{**message, "role": roles[at % 4]} for at, message in enumerate(said)]
-    for sent, recorded in ((odd, RECORDED), (RECORDED, odd), (odd, odd[::-1])):
+    unusual = [{**message, "role": roles[at % 4]} for at, message in enumerate(messages)]
+    for sent, recorded in ((unusual, RECORDED), (RECORDED, unusual), (unusual, unusual[::-1])):
         if sent and recorded:
             assert cause_of(sent, recorded).words
 
@@ -344,8 +344,8 @@ SPACED = st.lists(st.sampled_from(["a", "bb", "b", "é", " ", "  ", "\n", "b b"]
 
 
 @given(SPACED, SPACED)
-def test_the_words_that_differ_are_quoted(new: str, old: str) -> None:
-    """Putting back what is quoted gives the old text, and only whole words are quoted."""
+def test_differing_words_are_quoted(new: str, old: str) -> None:
+    """Undoing the quoted change gives the old text, and only whole words are quoted."""
     assume(new != old)
     words = changed_words(new, old)
     quotes = [ast.literal_eval(quote) for quote in re.findall(r"'(?:[^'\\]|\\.)*'", words)]
@@ -357,7 +357,7 @@ def test_the_words_that_differ_are_quoted(new: str, old: str) -> None:
 
 
 def test_long_texts_cost_no_more_than_their_length() -> None:
-    """Two megabytes of one word: a comparison of every place with every other would not come back."""
+    """Two megabytes of one word: a comparison of all pairs of places would not finish."""
     long = "word " * 400_000
     sent = [system(long), user(long + "x"), reply(long)]
     recorded = [system(long), user(long), call("look", place=long), result(long), reply(long)]

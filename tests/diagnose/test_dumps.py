@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.data.generate import write_lines
-from tests.diagnose.planted import SHAPES, Told, clean, rollouts
+from tests.diagnose.planted import SHAPES, Planted, clean, rollouts
 from tests.diagnose.two_requests import renderer_of
 from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.record_files import read_rollouts
@@ -32,8 +32,8 @@ def unread(report: RolloutReport) -> list[str]:
     return [f"{one.where}: {one.words}" for tally in report.unread.values() for one in tally.examples]
 
 
-def lines_of(shape: str, told: list[Told] | None = None, messages: bool = False) -> list[Line]:
-    return json.loads(json.dumps(list(SHAPES[shape](told or clean("pocket")[:1], messages))))  # type: ignore[no-any-return]
+def lines_of(shape: str, planted: list[Planted] | None = None, messages: bool = False) -> list[Line]:
+    return json.loads(json.dumps(list(SHAPES[shape](planted or clean("pocket")[:1], messages))))  # type: ignore[no-any-return]
 
 
 def checked(file: str, family: str) -> dict[str, CheckedRollout]:
@@ -55,19 +55,19 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("family", "shape", "messages"), FAMILIES)
 def test_planted_breaks_are_found_and_named(tmp_path: Path, shape: str, family: str, messages: bool) -> None:
-    told = rollouts(family)
-    results = checked(dump(tmp_path, lines_of(shape, told, messages)), family)
-    assert list(results) == [one.name for one in told]
+    planted = rollouts(family)
+    results = checked(dump(tmp_path, lines_of(shape, planted, messages)), family)
+    assert list(results) == [one.name for one in planted]
     causes = {name: [str(one.cause) for one in rollout.breaks] for name, rollout in results.items()}
-    assert causes == {one.name: [] if one.cause is None else [str(one.cause)] for one in told}
+    assert causes == {one.name: [] if one.cause is None else [str(one.cause)] for one in planted}
     assert not any(rollout.findings for rollout in results.values())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_clean_dumps_have_no_break(tmp_path: Path, shape: str) -> None:
-    told = clean("pocket")
-    results = checked(dump(tmp_path, lines_of(shape, told)), "pocket")
-    for one in told:
+    planted = clean("pocket")
+    results = checked(dump(tmp_path, lines_of(shape, planted)), "pocket")
+    for one in planted:
         rollout, repeated = results[one.name], one.name == "retried"
         extensions = [Relation.EXTENDS] * (len(one.calls) - 1 - repeated)
         assert rollout.steps == [Relation.FIRST, *extensions, *[Relation.REPEATS] * repeated]
@@ -80,14 +80,14 @@ def test_clean_dumps_have_no_break(tmp_path: Path, shape: str) -> None:
 
 
 def test_counts_are_those_of_the_planted_breaks(tmp_path: Path) -> None:
-    told = rollouts("pocket")
-    report = report_of(tmp_path, lines_of("calls lines", told), renderer_of("pocket"))
-    counts, broken = report.counts, [one for one in told if one.cause is not None]
-    assert (counts["rollouts"], counts["broken"], report.breaks) == (len(told), len(broken), len(broken))
-    assert counts["samples"] == len(told) + len(broken) + 1  # one was asked twice
-    assert counts["sampled"] == counts["trained"] == sum(len(call.completion) for one in told for call in one.calls)
+    planted = rollouts("pocket")
+    report = report_of(tmp_path, lines_of("calls lines", planted), renderer_of("pocket"))
+    counts, broken = report.counts, [one for one in planted if one.cause is not None]
+    assert (counts["rollouts"], counts["broken"], report.breaks) == (len(planted), len(broken), len(broken))
+    assert counts["samples"] == len(planted) + len(broken) + 1  # one request was repeated
+    assert counts["sampled"] == counts["trained"] == sum(len(call.completion) for one in planted for call in one.calls)
     again = repeated = 0
-    for one in told:
+    for one in planted:
         stream: list[int] = []
         for call in one.calls:
             pairs = enumerate(zip(stream, call.prompt, strict=False))
@@ -103,22 +103,22 @@ def test_counts_are_those_of_the_planted_breaks(tmp_path: Path) -> None:
 
 
 def test_breaks_without_a_tokenizer_have_a_place_and_no_cause(tmp_path: Path) -> None:
-    told = [one for one in rollouts("pocket") if one.name == "json_format"]
-    (row,) = report_of(tmp_path, lines_of("calls lines", told)).to_json()["causes"]
+    planted = [one for one in rollouts("pocket") if one.name == "json_format"]
+    (row,) = report_of(tmp_path, lines_of("calls lines", planted)).to_json()["causes"]
     assert row["name"] == "unknown"
-    assert row["examples"][0]["findings"][0]["position"] > len(told[0].calls[0].prompt)
+    assert row["examples"][0]["findings"][0]["position"] > len(planted[0].calls[0].prompt)
 
 
-@pytest.mark.parametrize(("name", "compared"), [("conversation_id", 1), ("uid", 1), ("episode_id", 1), ("mine", 0)])
-def test_calls_of_no_rollout_are_not_called_fine(tmp_path: Path, name: str, compared: int) -> None:
+@pytest.mark.parametrize(("field", "compared"), [("conversation_id", 1), ("uid", 1), ("episode_id", 1), ("mine", 0)])
+def test_calls_without_a_rollout_name_are_not_reported_as_clean(tmp_path: Path, field: str, compared: int) -> None:
     calls = [{"prompt_ids": [1, 2], "completion_ids": [3]}, {"prompt_ids": [1, 2, 9, 4], "completion_ids": [5]}]
-    report = report_of(tmp_path, [{name: "a", **call} for call in calls])
+    report = report_of(tmp_path, [{field: "a", **call} for call in calls])
     assert report.breaks == compared
     assert ("no prompt was compared" in report.verdict) == (not compared)
     assert "✓" not in plain_view(report)
 
 
-def test_a_line_that_is_there_twice_is_reported_and_makes_no_sample(tmp_path: Path) -> None:
+def test_a_duplicate_line_is_reported_and_makes_no_sample(tmp_path: Path) -> None:
     lines = lines_of("calls lines")
     once, twice = report_of(tmp_path, lines), report_of(tmp_path, [line for line in lines for _ in range(2)])
     assert twice.counts == once.counts
@@ -135,7 +135,7 @@ def test_a_line_that_is_there_twice_is_reported_and_makes_no_sample(tmp_path: Pa
 
 
 def change(path: str, edit: Callable[[Any], Any]) -> Callable[[list[Line]], None]:
-    """Change what is at a path such as ``0.turns.1.output_ids``."""
+    """Change the value at a path such as ``0.turns.1.output_ids``."""
 
     def changed(lines: list[Line]) -> None:
         at: Any = lines
@@ -162,7 +162,7 @@ def trace(**more: Any) -> Line:
     return {"id": "t", "nodes": [nodes[0], nodes[1] | {"logprobs": [-1, -1]} | more], "calls": []}
 
 
-def instead(line: Line) -> Callable[[list[Line]], None]:
+def replaced(line: Line) -> Callable[[list[Line]], None]:
     return change("0", lambda _: line)
 
 
@@ -186,20 +186,20 @@ WRONG = {
                     "line 1"),
     "nothing sampled": ("calls lines", change("3", lambda one: one | EMPTY), Cause.NOTHING_SAMPLED, "line 4"),
     "no token": ("calls lines", change("0.prompt_ids", first(1 << 30)), Cause.NO_TOKEN, "line 1"),
-    "labels too few": ("rows lines", instead({"input_ids": [1, 2, 3], "labels": [-100, 3]}), Cause.BAD_LABELS,
+    "labels too few": ("rows lines", replaced({"input_ids": [1, 2, 3], "labels": [-100, 3]}), Cause.BAD_LABELS,
                        "2 labels for 3 tokens"),
-    "labels shifted": ("rows lines", instead({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}),
+    "labels shifted": ("rows lines", replaced({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}),
                        Cause.BAD_LABELS, "label 1 is 3, which is not the id there"),
-    "nine logprobs": ("verifiers trace", instead(trace(mask=None, logprobs=[-1] * 9)), Cause.BAD_LOGPROBS,
+    "nine logprobs": ("verifiers trace", replaced(trace(mask=None, logprobs=[-1] * 9)), Cause.BAD_LOGPROBS,
                       "9 logprobs for 2 tokens"),
     "gaps in a mask": (
-        "verifiers trace", instead(trace(token_ids=[3, 4, 5], mask=[True, False, True], logprobs=[0.5, -1])),
+        "verifiers trace", replaced(trace(token_ids=[3, 4, 5], mask=[True, False, True], logprobs=[0.5, -1])),
         Cause.BAD_LOGPROBS, "token 0 of the completion: 0.5"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_found_and_named(tmp_path: Path, name: str) -> None:
+def test_each_fault_is_found_and_named(tmp_path: Path, name: str) -> None:
     shape, edit, fault, words = WRONG[name]
     lines = lines_of(shape)
     assert not report_of(tmp_path, lines, renderer_of("pocket")).faults
@@ -217,7 +217,7 @@ def test_labels_and_logprobs_that_fit_are_no_faults(tmp_path: Path) -> None:
     assert (report.counts["trained"], report.counts["sampled"], report.faults) == (2, 3, {})
 
 
-def test_what_no_engine_sampled_is_not_known_by_a_mask_alone(tmp_path: Path) -> None:
+def test_a_mask_alone_does_not_prove_what_was_sampled(tmp_path: Path) -> None:
     report = report_of(tmp_path, [ROW | {"loss_mask": [1, 1, 1, 1], "labels": [1, 2, 3, 4]}])
     assert report.counts["unproven"] == 1
     assert "not known" in plain_view(report)
@@ -251,7 +251,7 @@ def test_unreadable_lines_are_listed_with_line_and_field(tmp_path: Path, name: s
     assert words in unread(report)[0]
 
 
-def test_lines_without_a_name_are_rollouts_of_their_own(tmp_path: Path) -> None:
+def test_each_line_without_a_name_is_a_rollout(tmp_path: Path) -> None:
     named, bad = CALL | {"rollout_id": "r"}, CALL | {"logprobs": "x"}
     report = report_of(tmp_path, [CALL, bad, named, CALL, named, bad])
     assert (report.total, report.calls) == (3, 4)
@@ -275,31 +275,31 @@ JUNK = [None, True, -1, 2**40, 1.5, '"x"', [], {}, [[]], [None], ["a"], {"a": 1}
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where a dump can be damaged: everything but the far ends of lists."""
+    """The paths at which a dump is damaged: of each list, only the first three entries."""
     inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
     return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shape: str) -> None:
-    told = [one for one in rollouts("pocket") if one.name in ("clean", "json_format")]
+def test_a_damaged_dump_is_read_or_refused(tmp_path: Path, shape: str) -> None:
+    planted = [one for one in rollouts("pocket") if one.name in ("clean", "json_format")]
     for seed in range(6):
-        chance, lines = random.Random(f"{shape} {seed}"), lines_of(shape, told, True)
-        *path, last = chance.choice(places(lines)[1:])
+        rng, lines = random.Random(f"{shape} {seed}"), lines_of(shape, planted, True)
+        *path, last = rng.choice(places(lines)[1:])
         at: Any = lines
         for key in path:
             at = at[key]
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             del at[last]
         else:
-            at[last] = chance.choice(JUNK)
-        report, refused = None, ""
+            at[last] = rng.choice(JUNK)
+        report, message = None, ""
         try:
             report = report_of(tmp_path, lines, renderer_of("pocket"))
         except TokentraceError as error:
-            refused = str(error)
+            message = str(error)
         if report is None:
-            assert "dump.jsonl" in refused
+            assert "dump.jsonl" in message
             continue
         assert report.total + report.counts["unreadable"] > 0
         assert json.loads(json.dumps(report.to_json()))["verdict"] == report.verdict

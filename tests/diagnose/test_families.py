@@ -1,4 +1,4 @@
-"""Audits of every family: their verdicts are those of brute force, and say what these templates do."""
+"""Audits of every family: verdicts agree with brute force, and reports describe what the template does."""
 
 import random
 
@@ -11,46 +11,46 @@ from tokentrace.diagnose.appends import TOOLS, Append, AppendOutcome, Where
 from tokentrace.show.terminal import plain_view
 
 DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "nemotron-3-nano"]
-"""Families that drop reasoning once a user speaks."""
+"""Families that drop reasoning once a user message follows."""
 DESCRIBED = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-r1", "llama-3.1", "qwen3.6", "glm-4.7"]
-"""Those that are audited in every run, below."""
+"""Families that the tests at the end audit in every run."""
 MORE = [name for name in JINJA_FAMILIES if name not in DESCRIBED]
-TRIED = [*rotating(DESCRIBED, "known", 4), *rotating(MORE, "audit", 12)]
-"""Some of them in each run, all of them in a full one: an audit takes seconds."""
+AUDITED = [*rotating(DESCRIBED, "known", 4), *rotating(MORE, "audit", 12)]
+"""A part of the families in each run, all in a full run: an audit takes seconds."""
 
 
-@pytest.fixture(scope="module", params=TRIED)
+@pytest.fixture(scope="module", params=AUDITED)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 def test_every_verdict_is_that_of_brute_force(family: str) -> None:
-    chance, wrong = random.Random(family), []
+    rng, failures = random.Random(family), []
     for cell in audit_of(family).cells:
         tools = TOOLS if cell.tools else None
-        for messages in (list(map(dict, cell.messages)), reworded(cell.messages, chance)):
+        for messages in (list(map(dict, cell.messages)), reworded(cell.messages, rng)):
             past, reply, appended = messages[: cell.index], messages[cell.index], messages[cell.index + 1 :]
             broken = breaks(source_of(family), past, reply, appended, tools)
             expected = None if cell.outcome is AppendOutcome.REFUSED else cell.outcome is AppendOutcome.BREAKS
             if broken is not expected:
-                wrong.append((cell.turn, cell.outcome, broken, messages))
-    assert not wrong, some(wrong)
+                failures.append((cell.turn, cell.outcome, broken, messages))
+    assert not failures, some(failures)
 
 
-def test_no_longer_conversation_breaks_where_the_audit_says_that_it_holds(family: str) -> None:
-    chance, wrong, tried = random.Random(family), [], 0
+def test_no_longer_conversation_breaks_where_the_audit_holds(family: str) -> None:
+    rng, failures, count = random.Random(family), [], 0
     holding = [cell for cell in audit_of(family).cells if cell.outcome in (AppendOutcome.HOLDS, AppendOutcome.LOSES)]
-    for cell in chance.sample(holding, min(12, len(holding))):
+    for cell in rng.sample(holding, min(12, len(holding))):
         past, (reply, *appended) = cell.messages[: cell.index], cell.messages[cell.index :]
         longer = [*past]
-        for _ in range(chance.randint(1, 3)):
+        for _ in range(rng.randint(1, 3)):
             longer += [reply, *appended] if appended[-1]["role"] in ("user", "tool") else [reply, past[-1]]
-        broken = breaks(source_of(family), reworded(longer, chance), reply, appended, TOOLS if cell.tools else None)
-        tried += broken is not None
+        broken = breaks(source_of(family), reworded(longer, rng), reply, appended, TOOLS if cell.tools else None)
+        count += broken is not None
         if broken:
-            wrong.append((cell.turn, longer))
-    assert not wrong, some(wrong)
-    assert tried or not holding
+            failures.append((cell.turn, longer))
+    assert not failures, some(failures)
+    assert count or not holding
 
 
 def test_every_break_names_its_line_and_is_bridged_or_counted(family: str) -> None:
@@ -65,7 +65,7 @@ def test_every_break_names_its_line_and_is_bridged_or_counted(family: str) -> No
     assert bool(report.bridging) == any(cell.breaks for cell in report.cells if cell.append is not Append.ASSISTANT)
 
 
-@pytest.mark.parametrize("name", [name for name in DROPPING if name in TRIED])
+@pytest.mark.parametrize("name", [name for name in DROPPING if name in AUDITED])
 def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
     for cell in audit_of(name).cells:
         if cell.append in (Append.USER, Append.TOOL_USER) and cell.turn.reasoning:

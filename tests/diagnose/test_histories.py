@@ -1,4 +1,4 @@
-"""Production, rollout and training: each holds what it would hold, and the differences are all there are."""
+"""Production, rollout and training: each view holds its tokens, and every difference is listed."""
 
 import json
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ SYSTEM_FIRST = (
 
 @cache
 def renderer_of(family: str, **settings: Any) -> Renderer:
-    """Two families with their own vocabularies, others with one token a byte."""
+    """Pocket and two families with their own vocabularies; the others with one token per byte."""
     if family == "pocket":
         return create_renderer(POCKET)
     real = family in ("qwen3", "qwen3.5")
@@ -59,16 +59,16 @@ def breaks(report: HistoryReport) -> dict[int, RefusalReason]:
 
 
 def rebuilt(left: list[int], right: list[int], hunks: Sequence[Hunk]) -> list[int]:
-    """The ids of the right view, from those of the left and what differs."""
-    out, at = list[int](), 0
+    """The ids of the right view, rebuilt from those of the left and the hunks."""
+    result, at = list[int](), 0
     for one in hunks:
-        out += [*left[at : one.start], *right[one.other_start : one.other_stop]]
+        result += [*left[at : one.start], *right[one.other_start : one.other_stop]]
         at = one.stop
-    return out + left[at:]
+    return result + left[at:]
 
 
 def texts(report: HistoryReport, step: Step, *pair: str) -> list[tuple[str, ...]]:
-    """What two views have where they differ."""
+    """The texts of two views at each hunk."""
     rows = [step.views[View(view)].ids for view in pair]
     decode = report.row.tokenizer.decode
     return [tuple(decode(side) for side in hunk.sides(*rows)) for hunk in step.compare(*pair) or []]
@@ -80,7 +80,7 @@ def oracle(family: str, messages: Sequence[Any], tools: Any, stop: str) -> list[
     For templates in which every run of results, and every other message, ends with `stop` and nothing else does.
     """
     stop_id = hf_tokenizer(family).convert_tokens_to_ids(stop)
-    out, previous = [], None
+    result, previous = [], None
     stream: list[int] = []
     for at, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -97,12 +97,12 @@ def oracle(family: str, messages: Sequence[Any], tools: Any, stop: str) -> list[
             ends = [index for index, token in enumerate(prompt) if token == stop_id]
             new = prompt[ends[-runs - 1] + 1 :]
         stream, previous = [*stream, *new, *turn], at
-        out.append((prompt + turn, stream))
-    return out
+        result.append((prompt + turn, stream))
+    return result
 
 
 @pytest.mark.parametrize("name", ["agentic", "reasoning_every_turn", "agentic_long_chain", "multi_turn"])
-def test_qwen3_holds_what_transformers_says(name: str) -> None:
+def test_views_of_qwen3_equal_those_of_transformers(name: str) -> None:
     conversation = CONVERSATIONS[name]
     report = compare("qwen3", name)
     expected = oracle("qwen3", conversation.messages, conversation.tools, "<|im_end|>")
@@ -111,7 +111,7 @@ def test_qwen3_holds_what_transformers_says(name: str) -> None:
     assert not report.breaks
 
 
-# -- the law: nothing is lost
+# -- properties: nothing is lost
 
 
 def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: Sequence[Any], tools: Any) -> list[str]:
@@ -135,7 +135,7 @@ def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: 
 @pytest.mark.parametrize("family", ["pocket", "qwen3", "qwen3.5", "gpt-oss", "glm-4.5", "deepseek-r1"])
 def test_nothing_is_lost(family: str) -> None:
     renderer = renderer_of(family)
-    wrong, steps, refused = [], 0, 0
+    failures, steps, refused = [], 0, 0
     for name, conversation in rotating(CONVERSATIONS.items(), family, 3):
         try:
             report = compare_histories(renderer, conversation.messages, tools=conversation.tools)
@@ -145,14 +145,14 @@ def test_nothing_is_lost(family: str) -> None:
         steps += len(report.steps)
         for step in report.steps:
             problems = check_step(step, report, renderer, conversation.messages, conversation.tools)
-            wrong += [(name, step.index, problem) for problem in problems]
+            failures += [(name, step.index, problem) for problem in problems]
         for earlier, later in pairwise(report.steps):
             if later.refusal is None and ids(later, "rollout")[: len(earlier.rollout.ids)] != ids(earlier, "rollout"):
-                wrong.append((name, later.index, "not an extension"))
+                failures.append((name, later.index, "not an extension"))
         if bool(report.findings) is not any(any(step.differences.values()) for step in report.steps):
-            wrong.append((name, -1, "findings"))
+            failures.append((name, -1, "findings"))
         json.dumps(report.to_json())
-    assert not wrong, some(wrong)
+    assert not failures, some(failures)
     assert steps > (100 if FULL else 25)
     assert refused < len(CONVERSATIONS) / (2 if FULL else 6)
 
@@ -178,7 +178,7 @@ def test_any_two_columns_are_aligned_exactly(one: list[int], other: list[int], d
     assert rebuilt(one, other, hunks) == other
 
 
-# -- what families do
+# -- families
 
 
 def test_production_drops_reasoning_that_the_rollout_keeps() -> None:
@@ -232,7 +232,7 @@ def test_the_first_and_the_last_step() -> None:
     read_page(html_page(alone))
 
 
-def test_the_rollout_breaks_where_it_cannot_go_on() -> None:
+def test_the_rollout_breaks_where_no_bridge_exists() -> None:
     report = compare("qwen3", "agentic", history="inference")
     assert breaks(report) == {2: RefusalReason.REWRITES_PAST}
     assert not report.differing("production", "rollout")

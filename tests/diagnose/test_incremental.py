@@ -1,4 +1,4 @@
-"""Fixed-base and delta tokenization: equal to the full render or reported, id by id."""
+"""Fixed-base and delta tokenization: ids equal the full render, or each mismatch is reported."""
 
 import itertools
 import json
@@ -27,8 +27,8 @@ from tokentrace.pocket import POCKET
 from tokentrace.tokens import Tokenizer
 
 MODES = list(IncrementalMode)
-SPOKEN = {name: one for name, one in CONVERSATIONS.items() if any(m["role"] == "assistant" for m in one.messages)}
-"""The conversations in which an assistant speaks."""
+ANSWERED = {name: one for name, one in CONVERSATIONS.items() if any(m["role"] == "assistant" for m in one.messages)}
+"""The conversations with an assistant message."""
 EQUAL: dict[str, tuple[dict[str, int], set[str]]] = {
     "pocket": ({"fixed_base": 101, "delta": 101}, set()),
     "llama-3.1": ({"fixed_base": 95, "delta": 95}, set()),
@@ -37,17 +37,17 @@ EQUAL: dict[str, tuple[dict[str, int], set[str]]] = {
     "qwen3": ({"fixed_base": 18, "delta": 20}, {Cause.UNKNOWN}),
     "qwq-32b": ({"fixed_base": 2, "delta": 2}, {Cause.UNKNOWN}),
 }
-"""For each family, how many conversations equal the full render at least, and the causes of the other differences.
+"""For each family, the least number of conversations that equal the full render, and the causes of other differences.
 docs/check.md shows the same numbers."""
 AS_BYTES = {"llama-3.1", "qwq-32b"}
-"""Families whose text is enough to show what they do."""
+"""Families rendered with one token per byte: their text alone matters here."""
 REASONING = CONVERSATIONS["reasoning_every_turn"].messages
 DRIFTING = [user("Hello"), assistant("\n\nAfter two newlines"), user("Go on.")]
 
 
 @cache
 def synthetic(source: str) -> Renderer:
-    """A renderer of one token per byte, which passes messages to the template as they are, as others do."""
+    """A renderer of one token per byte, which passes messages to the template unchanged, as other libraries do."""
     return over_bytes(source, messages="as_given")
 
 
@@ -63,7 +63,7 @@ def renderer_of(family: str) -> Renderer:
 
 
 def tokenize(renderer: Renderer, messages: Any, **settings: Any) -> IncrementalTokens:
-    """`tokenize_incrementally`, with the law that it warns iff it reports something."""
+    """`tokenize_incrementally`, with a check that it warns iff it reports a mismatch."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tokens = tokenize_incrementally(renderer, messages, **settings)
@@ -75,10 +75,10 @@ def tokenize(renderer: Renderer, messages: Any, **settings: Any) -> IncrementalT
 
 @pytest.mark.parametrize("family", EQUAL)
 def test_ids_are_those_of_the_full_render_iff_nothing_is_reported(family: str) -> None:
-    """And the mask covers all that is sampled, and beyond that only the white space after the stop token."""
+    """The mask covers every sampled token, and otherwise only white space after the stop token."""
     equal = dict.fromkeys(map(str, MODES), 0)
     causes: set[str] = set()
-    for conversation, mode in itertools.product(SPOKEN.values(), MODES):
+    for conversation, mode in itertools.product(ANSWERED.values(), MODES):
         messages, tools = conversation.messages, conversation.tools
         try:
             full = renderer_of(family).render(messages, tools=tools)
@@ -100,7 +100,7 @@ def test_ids_are_those_of_the_full_render_iff_nothing_is_reported(family: str) -
     assert {mode: equal[mode] >= count for mode, count in expected.items()} == dict.fromkeys(expected, True), equal
 
 
-def test_a_first_message_of_the_assistants_is_given() -> None:
+def test_a_first_assistant_message_is_not_in_the_mask() -> None:
     tokens = tokenize(renderer_of("pocket"), [assistant("Welcome."), user("2+2?"), assistant("4")])
     assert not tokens.mismatches
     assert renderer_of("pocket").tokenizer.decode(tokens.ids[tokens.mask]) == "4<|end|>"
@@ -153,7 +153,7 @@ def test_ignore_strippable_hides_white_space_and_nothing_else() -> None:
         ("mistral-nemo", CONVERSATIONS["multi_turn"].messages),  # the system message moves to the last user
     ],
 )
-def test_another_base_serves_where_the_usual_one_does_not(family: str, messages: Any) -> None:
+def test_another_base_is_used_if_the_default_one_is_refused(family: str, messages: Any) -> None:
     tokens = tokenize(shipped(family), messages, tools=SIMPLE if family == "gpt-oss" else None)
     assert not tokens.mismatches
 

@@ -1,4 +1,4 @@
-"""The line and the condition by which renderings of made-up templates differ."""
+"""The line and the condition that make renderings of synthetic templates differ."""
 
 import pytest
 
@@ -83,19 +83,19 @@ def test_a_condition_is_proven_or_the_line_that_writes_is_named(source: str, lin
     assert blame is not None
     assert blame.line == line
     part = "revindex" if source is ESCAPED else condition
-    assert part in blame.source or source is ONE_LINE  # whose words also stand elsewhere in the line
+    assert part in blame.source or source is ONE_LINE  # its text also stands elsewhere in the line
     assert blame.before is (True if condition else None)
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> None:
     source = source_of(family)
-    tried = over_bytes(source).study()
+    study = over_bytes(source).study()
     kinds = set()
     for turn in list(turns())[::5]:
-        case = next(cases(turn, tried))
+        case = next(cases(turn, study))
         tools = TOOLS if case.tools else None
-        run = run_traced(tried, Request(case.messages, tools, True))
+        run = run_traced(study, Request(case.messages, tools, True))
         assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)
         kinds |= {event.part.kind for event in run.events} if run is not None else set()
     assert kinds == {TEST, SET, WRITE} or family == "gemma-3"  # which refuses tools
@@ -111,8 +111,8 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
 )
 def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
     source = "{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}"
-    tried = over_bytes(source).study()
-    run = run_traced(tried, Request([USER]))
+    study = over_bytes(source).study()
+    run = run_traced(study, Request([USER]))
     assert run is not None
     assert run.text == "question"
-    assert run_traced(tried, Request([USER]), forced={0: True}) is None
+    assert run_traced(study, Request([USER]), forced={0: True}) is None

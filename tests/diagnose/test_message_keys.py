@@ -1,4 +1,4 @@
-"""What counts as the same: the laws of the matcher, and the table of docs/gateway.md row by row."""
+"""Which messages match: properties of the matcher, and each row of the table in docs/gateway.md."""
 
 import json
 import re
@@ -25,11 +25,11 @@ def key(*messages: Message, means: Any = meaning) -> bytes:
 
 
 def assistant(content: Any = "Let me look.", arguments: Any = None, **more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "assistant", "content": content}
+    message: dict[str, Any] = {"role": "assistant", "content": content}
     if arguments is not None:
         function = {"name": "get_weather", "arguments": arguments}
-        made["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
-    return made | more
+        message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+    return message | more
 
 
 def user(content: Any, **more: Any) -> dict[str, Any]:
@@ -40,8 +40,8 @@ def result(content: Any, **more: Any) -> dict[str, Any]:
     return {"role": "tool", "content": content, **more}
 
 
-def text(said: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **more}
+def text(content: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": content, **more}
 
 
 ARGUMENTS = '{"city":  "Zürich" , "days":3}'
@@ -130,11 +130,11 @@ IN_DOUBT: dict[str, tuple[Message, Message]] = {
     "a result of another tool": (result("x", name="f"), result("x", name="g")),
     "a text part with more to say": (user([text("x", mood="glad")]), user("x")),
 }  # fmt: skip
-"""The same, if no token comes of what differs: a session asks its renderer."""
+"""Equal only if the difference changes no token: a session asks its renderer."""
 
 
 @pytest.mark.parametrize("case", [*THE_SAME, *IN_DOUBT])
-def test_what_is_equal_in_meaning_has_one_key(case: str) -> None:
+def test_messages_equal_in_meaning_have_one_key(case: str) -> None:
     one, other = (THE_SAME | IN_DOUBT)[case]
     assert key(one) == key(other)
     assert key(user("a"), one, user("b")) == key(user("a"), other, user("b"))
@@ -145,14 +145,14 @@ def test_what_is_equal_in_meaning_has_one_key(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", NOT_THE_SAME)
-def test_what_means_something_else_has_another_key(case: str) -> None:
+def test_messages_of_another_meaning_have_another_key(case: str) -> None:
     one, other = NOT_THE_SAME[case]
     for means in (meaning, strict_meaning):
         assert key(one, means=means) != key(other, means=means)
         assert key(one, user("b"), means=means) != key(other, user("b"), means=means)
 
 
-def test_strict_takes_only_empty_fields_and_the_form_of_arguments_for_the_same() -> None:
+def test_strict_ignores_only_empty_fields_and_the_form_of_arguments() -> None:
     strict = strict_meaning
     same = {case for case, (one, other) in THE_SAME.items() if key(one, means=strict) == key(other, means=strict)}
     assert same == {
@@ -184,8 +184,8 @@ def test_each_key_stands_for_all_messages_before_it() -> None:
 
 
 def test_tools_variables_and_template_are_in_the_root() -> None:
-    tool, turned = ({"function": {"name": "f", "parameters": order}} for order in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
-    tools = (None, [tool], [turned], [tool, tool])
+    tool, swapped = ({"function": {"name": "f", "parameters": order}} for order in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    tools = (None, [tool], [swapped], [tool, tool])
     more = ({"enable_thinking": True}, ""), ({"enable_thinking": 1}, ""), ({}, "x")
     assert len({*(root_key(one, {}, "") for one in tools), *(root_key(None, *pair) for pair in more)}) == 7
     assert root_key([], {}, "") == root_key(None, {}, "")
@@ -200,7 +200,7 @@ JSON = st.recursive(
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Equality of JSON values, by another way than the matcher's: true is not 1, and 3.0 is 3."""
+    """Equality of JSON values, independent of the matcher's code: true is not 1, and 3.0 is 3."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -216,8 +216,8 @@ def same_value(one: Any, other: Any) -> bool:
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=4), st.dictionaries(st.text(max_size=4), JSON, max_size=4))
 def test_arguments_count_by_value(one: dict[str, Any], other: dict[str, Any]) -> None:
     as_text = key(assistant(arguments=json.dumps(one, indent=1)))
-    turned = json.dumps(dict(reversed(one.items())), ensure_ascii=False)
-    assert as_text == key(assistant(arguments=one)) == key(assistant(arguments=turned))
+    swapped = json.dumps(dict(reversed(one.items())), ensure_ascii=False)
+    assert as_text == key(assistant(arguments=one)) == key(assistant(arguments=swapped))
     assert (key(assistant(arguments=one)) == key(assistant(arguments=other))) is same_value(one, other)
 
 
@@ -227,7 +227,7 @@ def test_identical_values_are_same_fields(one: Any, other: Any) -> None:
     assert identical(one, json.loads(json.dumps(one)))
 
 
-def test_what_is_nested_too_deeply_is_named() -> None:
+def test_messages_nested_too_deeply_are_named() -> None:
     deep: Any = 1
     for _ in range(100_000):
         deep = {"a": deep}
@@ -239,11 +239,11 @@ def test_what_is_nested_too_deeply_is_named() -> None:
         root_key([deep], {}, "")
 
 
-# -- the premise
+# -- templates and ignored fields
 
 
-def test_no_template_prints_what_does_not_count() -> None:
-    """Of a message that is not the assistant's, what the matcher leaves out must reach no token."""
+def test_no_template_prints_an_ignored_field() -> None:
+    """Fields that the matcher ignores in messages of users and tools must reach no token."""
     names = {"message", "msg", "m"}
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     for name, source in templates_of_trl().items():

@@ -1,4 +1,4 @@
-"""The pytest plugin and the hooks for pre-commit, run as a team would."""
+"""The pytest plugin and the hooks for pre-commit, run in a repository of a team."""
 
 import json
 import re

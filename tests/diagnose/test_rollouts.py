@@ -1,4 +1,4 @@
-"""Which call continues which; and our own records: trajectories, folders, exported rows, stores."""
+"""Which call continues which, and checks of tokentrace's own files: trajectories, folders, exported rows, stores."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.diagnose.planted import Told, clean, rollouts
+from tests.diagnose.planted import Planted, clean, rollouts
 from tests.diagnose.two_requests import renderer_of
 from tests.gateway.recorded import Recording, user
 from tokentrace import Trajectory, create_renderer
@@ -28,29 +28,29 @@ from tokentrace.store.store import open_store
 BROKEN = next(one for one in rollouts("pocket") if one.cause is Cause.JSON_FORMAT)
 
 
-def recorded(told: Told, scores: Any = None) -> Trajectory:
+def recorded(planted: Planted, scores: Any = None) -> Trajectory:
     """A rollout as a trajectory: prompts that do not extend are branches."""
-    made = Trajectory(name=told.name)
-    for one in told.calls:
-        if not made.num_branches:
-            made.begin(one.prompt)
-        elif (extends := made.shared_prefix(one.prompt).extends) >= 0:
-            made.extend_to(one.prompt, branch=extends)
+    trajectory = Trajectory(name=planted.name)
+    for one in planted.calls:
+        if not trajectory.num_branches:
+            trajectory.begin(one.prompt)
+        elif (extends := trajectory.shared_prefix(one.prompt).extends) >= 0:
+            trajectory.extend_to(one.prompt, branch=extends)
         else:
-            made.branch(one.prompt, cause="rendered again")
+            trajectory.branch(one.prompt, cause="rendered again")
         logprobs = one.logprobs if scores is None else scores([*one.prompt, *one.completion])[len(one.prompt) :]
-        made.append_completion(one.completion, logprobs, finish_reason="stop", sampling={"temperature": 1.0})
-    return made
+        trajectory.append_completion(one.completion, logprobs, finish_reason="stop", sampling={"temperature": 1.0})
+    return trajectory
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    where = tmp_path / "run"
-    (where / "trajectories").mkdir(parents=True)
-    for told in (*clean("pocket"), BROKEN):
-        recorded(told).save(where / "trajectories" / f"{told.name}.tt")
-    (where / "run.json").write_text(json.dumps({"engine": {"kind": "embedded"}}), encoding="utf-8")
-    return where
+    run = tmp_path / "run"
+    (run / "trajectories").mkdir(parents=True)
+    for planted in (*clean("pocket"), BROKEN):
+        recorded(planted).save(run / "trajectories" / f"{planted.name}.tt")
+    (run / "run.json").write_text(json.dumps({"engine": {"kind": "embedded"}}), encoding="utf-8")
+    return run
 
 
 def report_of(*inputs: Any, **more: Any) -> Any:
@@ -61,7 +61,7 @@ def places(tallies: Any) -> dict[Any, int]:
     return {key: tally.places for key, tally in tallies.items()}
 
 
-def test_trajectories_of_a_run_are_inspected_with_the_tokenizer_that_it_names(folder: Path) -> None:
+def test_trajectories_are_inspected_with_the_tokenizer_of_their_run(folder: Path) -> None:
     assert recorded_tokenizer([str(folder)]) == str(POCKET)
     report = report_of(folder)
     assert (report.total, report.counts["broken"], report.unread) == (4, 1, {})
@@ -83,8 +83,8 @@ def test_a_trajectory_that_was_cut_off_is_read_as_far_as_it_goes(folder: Path) -
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name: str) -> None:
-    samples = [row for told in (*clean("pocket"), BROKEN) for row in trajectory_samples(recorded(told))]
+def test_exported_rows_give_the_report_of_their_trajectories(tmp_path: Path, name: str) -> None:
+    samples = [row for planted in (*clean("pocket"), BROKEN) for row in trajectory_samples(recorded(planted))]
     write_samples(tmp_path / name, samples)
     report = report_of(tmp_path / name)
     counts = report.counts
@@ -98,8 +98,8 @@ def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name:
     assert report.faults[Cause.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
 
 
-def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -> None:
-    where = tmp_path / "store.db"
+def test_sessions_of_a_store_are_inspected_with_their_requests(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
     renderer = create_renderer(POCKET).silent()
     hello, digest = renderer.tokenizer.encode("Hello there.").tolist(), renderer.tokenizer.digest[:16]
     first = [user("a question, which is the first one")]
@@ -109,11 +109,11 @@ def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -
     exported: list[dict[str, Any]] = []
 
     async def fill() -> None:
-        store = open_store(str(where))
+        store = open_store(str(path))
         try:
-            for name, asked in (("plain", [first, second]), ("compacted", [first, second, summary, title])):
+            for name, requests in (("plain", [first, second]), ("compacted", [first, second, summary, title])):
                 recording = await Recording(store, name, renderer).begin()
-                for messages in asked:
+                for messages in requests:
                     await recording.turn(messages, hello, tokenizer=digest)
             async for table in Export(store, store.sessions()).tables():
                 exported.extend(table.to_pylist())
@@ -121,25 +121,25 @@ def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -
             await store.close()
 
     asyncio.run(fill())
-    report = report_of(where)
+    report = report_of(path)
     assert (report.total, report.calls, report.breaks) == (2, 6, 1)
     assert places(report.histories) == places(report.recorded) == {"compaction": 1}
     assert report.outcomes[Relation.OTHER].places == 1
-    assert report.notes == [f"{where}: a store of sessions"]
+    assert report.notes == [f"{path}: a store of sessions"]
     (example,) = report.causes[Cause.COMPACTION].examples
     assert example.words.count("Messages were left out") == 1
     assert plain_view(report).count(Cause.COMPACTION.advice) == 1
-    for left_out in ((), ("messages",)):  # then the recorded causes count
+    for left_out in ((), ("messages",)):  # without messages, the recorded causes count
         rows = [{name: value for name, value in row.items() if name not in left_out} for row in exported]
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         again = report_of(tmp_path / "rows.jsonl")
         assert (places(again.outcomes), places(again.causes)) == (places(report.outcomes), places(report.causes))
         assert again.counts["lost"] == report.counts["lost"] > 0
-    other = check_rollouts([str(where)], renderer_of("qwen3").tokenizer)
+    other = check_rollouts([str(path)], renderer_of("qwen3").tokenizer)
     assert any("another tokenizer" in note for note in other.notes)
 
 
-def test_a_token_is_gone_once_and_the_record_names_the_cause() -> None:
+def test_a_lost_token_counts_once_and_the_record_names_the_cause() -> None:
     stream = np.arange(10, 20)
     calls = [Call(stream, 6, "a")]
     calls += [Call(np.append(stream[:at], [50, 51]), at + 1, "b", recorded="compaction") for at in (3, 4)]
@@ -155,19 +155,19 @@ def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
     async def connect() -> EmbeddedEngine:
         return EmbeddedEngine()
 
-    told = clean("pocket")[1]
+    planted = clean("pocket")[1]
 
     def scores(ids: list[int]) -> list[float]:
         return asyncio.run(engine.score(ids)).tolist()
 
-    recorded(told, scores).save(tmp_path / "same.tt")
+    recorded(planted, scores).save(tmp_path / "same.tt")
     same = report_of(tmp_path / "same.tt", engine=connect).scores
-    assert (same["completions"], same["tokens"]) == (5, sum(len(one.completion) for one in told.calls))
+    assert (same["completions"], same["tokens"]) == (5, sum(len(one.completion) for one in planted.calls))
     assert same["most"] < 1e-4
-    recorded(told, lambda ids: [one - 0.5 for one in scores(ids)]).save(tmp_path / "off.tt")
-    apart = report_of(tmp_path / "off.tt", engine=connect).scores
-    assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
-    assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
+    recorded(planted, lambda ids: [one - 0.5 for one in scores(ids)]).save(tmp_path / "off.tt")
+    shifted = report_of(tmp_path / "off.tt", engine=connect).scores
+    assert shifted["mean"] == pytest.approx(0.5, abs=1e-4)
+    assert shifted["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
 
 
 # -- which call continues which
@@ -177,7 +177,7 @@ Pair = tuple[list[int], list[int]]
 
 
 def rollout(*pairs: Pair, ordered: bool = True) -> CheckedRollout:
-    """Check calls of these prompts and completions."""
+    """Check calls with these prompts and completions."""
     streams = [(np.asarray(prompt + completion, np.int32), len(prompt)) for prompt, completion in pairs]
     calls = [Call(stream, start, f"call {at}") for at, (stream, start) in enumerate(streams)]
     return CheckedRollout(Rollout("r", "here", calls, ordered=ordered))
@@ -214,7 +214,7 @@ def test_a_fork_counts_shared_tokens_once_and_keeps_what_was_sampled() -> None:
 
 
 @given(st.permutations(range(6)))
-def test_calls_in_any_order_are_put_into_that_of_their_prompts(order: list[int]) -> None:
+def test_calls_in_any_order_are_sorted_by_their_prompts(order: list[int]) -> None:
     """A chain of four calls, a fork of its second, and a second answer to its third prompt."""
     chain = [FIRST, SECOND, ([1, 2, 3, 4, 5, 6, 7, 8], [9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], [6])]
     pairs = [*chain, ([1, 2, 3, 4, 5, 6, 7, 5], [5]), ([1, 2, 3, 4, 5, 6, 7, 8], [2])]

@@ -49,12 +49,12 @@ def source(**changes: str) -> str:
     return text
 
 
-def where(condition: str, part: str) -> str:
+def guarded(condition: str, part: str) -> str:
     return f"{{%- if {condition} -%}}{part}{{%- endif -%}}"
 
 
 def refusing(condition: str) -> str:
-    return where(condition, "{{- raise_exception('not this') -}}")
+    return guarded(condition, "{{- raise_exception('not this') -}}")
 
 
 def signs(report: AuditReport) -> str:
@@ -72,7 +72,7 @@ def signs(report: AuditReport) -> str:
         ({"before": refusing("messages[-1].role == 'tool'")}, "◐◐✗◐◐", "not this"),
         ({"before": "{%- if range(100000) | random == 7 -%}{{- 'x' -}}{%- endif -%}"}, "◐◐◐◐◐", "randomness"),
         ({"think": "{{- '[' ~ loop.revindex ~ ']' -}}"}, "✗✗✗✗✗", "after a round of tools"),
-        ({"end": where("m.role != 'assistant' or not loop.last", "{{- '<|end|>' -}}")}, "◐✗✓✓✓", "final_stop=True"),
+        ({"end": guarded("m.role != 'assistant' or not loop.last", "{{- '<|end|>' -}}")}, "◐✗✓✓✓", "final_stop=True"),
         ({"other": "'elided' if m.role == 'tool' and loop.index0 < messages|length - 4 else m.content"}, "✗✓◐✗✗", ""),
         ({"content": "(m.content or '')|trim"}, "✓✓◐◐◐", "white space around content reaches no token"),
         ({"content": "(m.content or '').split('</think>')[-1]"}, "◐◐◐◐◐", "reasoning inside content reaches no token"),
@@ -91,7 +91,7 @@ def test_a_flaw_is_counted_where_it_matters(changes: dict[str, str], grades: str
     "condition", ["messages[0].role == 'system'", f"{ANSWERS} > 0", "messages | length > 4", "tools"]
 )
 def test_a_date_is_detected_anywhere(condition: str) -> None:
-    report = audited(source(before=where(condition, DATE)))
+    report = audited(source(before=guarded(condition, DATE)))
     assert report.facts.date
     assert "date" in report.verdict("production-parity").against[-1]
 
@@ -137,25 +137,25 @@ def test_the_line_that_alters_a_text_is_named(part: str, flaw: str, grades: str,
 
 
 def test_a_setting_that_prints_the_date_does_not_make_parity_hold() -> None:
-    report = audited(source(before=where("keep is defined and keep", DATE), think=ONLY_LAST))
+    report = audited(source(before=guarded("keep is defined and keep", DATE), think=ONLY_LAST))
     assert "keep=True" in report.verdict("rl-user-turns").holds_with
     assert report.verdict("production-parity").grade is not Grade.HOLDS
     assert not report.verdict("production-parity").holds_with
-    report = audited(source(before=where("dated is not defined or dated", DATE)))
+    report = audited(source(before=guarded("dated is not defined or dated", DATE)))
     assert report.verdict("production-parity").holds_with == ("dated=False",)
 
 
 @pytest.mark.parametrize(
-    "much",
+    "costly",
     [
         "{%- for i in range(100000) -%}{%- for j in range(100000) -%}{%- endfor -%}{%- endfor -%}",
         "{%- for i in range(2000) -%}{{- 'x ' * 1000 -}}{%- endfor -%}",
     ],
 )
-def test_a_template_that_does_too_much_is_refused_at_once(much: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_does_too_much_is_refused_at_once(costly: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokentrace.template.budget.MAX_STEPS", 100_000)
     with pytest.raises(TemplateLimitError, match=r"steps|characters"):
-        audited(source(before=much))
+        audited(source(before=costly))
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1"])

@@ -1,4 +1,4 @@
-"""A completion and the request that follows it: what tests of breaks compare."""
+"""A completion and the request that follows it, for tests of breaks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ def renderer_of(family: str) -> Renderer:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A prompt that was rendered, a completion that was sampled, and what a client made of them."""
+    """A rendered prompt, a sampled completion, and the messages that a client adds for the next request."""
 
     family: str
     completion: str
@@ -61,30 +61,30 @@ class Rollout:
 
 
 def consistent(stream: Any, prompt: Any, model: Any, **more: Any) -> Break:
-    """The break between them, with what holds of every break, whatever its cause."""
-    found = explain_break(stream, prompt, model, **more)
-    assert found is not None
-    ours, theirs = np.asarray(stream, np.int64), np.asarray(prompt, np.int64)
-    at = found.position
-    assert np.array_equal(ours[:at], theirs[:at])
-    if min(len(ours), len(theirs)) > at:
-        assert ours[at] != theirs[at]
-    assert found.stream_range[0] == found.prompt_range[0] == at
-    a, b = found.stream_range[1], found.prompt_range[1]
-    assert at <= a <= len(ours)
-    assert at <= b <= len(theirs)
+    """The break between stream and prompt, after checks that hold for every cause."""
+    broken = explain_break(stream, prompt, model, **more)
+    assert broken is not None
+    stream_ids, prompt_ids = np.asarray(stream, np.int64), np.asarray(prompt, np.int64)
+    at = broken.position
+    assert np.array_equal(stream_ids[:at], prompt_ids[:at])
+    if min(len(stream_ids), len(prompt_ids)) > at:
+        assert stream_ids[at] != prompt_ids[at]
+    assert broken.stream_range[0] == broken.prompt_range[0] == at
+    a, b = broken.stream_range[1], broken.prompt_range[1]
+    assert at <= a <= len(stream_ids)
+    assert at <= b <= len(prompt_ids)
     assert a > at or b > at
-    assert a == len(ours) or (b < len(theirs) and ours[a] == theirs[b])
-    contrast = found.contrast()
-    for track, ids in ((contrast.base, ours), (contrast.other, theirs)):
+    assert a == len(stream_ids) or (b < len(prompt_ids) and stream_ids[a] == prompt_ids[b])
+    contrast = broken.contrast()
+    for track, ids in ((contrast.base, stream_ids), (contrast.other, prompt_ids)):
         assert len(track.ids) < 300
         assert set(track.ids.tolist()) <= set(ids.tolist())
-    report = str(found)
-    assert report.startswith(f"✗ break at token {at:,} of {len(ours):,}")
-    assert str(found.cause) in report.splitlines()[0]
+    report = str(broken)
+    assert report.startswith(f"✗ break at token {at:,} of {len(stream_ids):,}")
+    assert str(broken.cause) in report.splitlines()[0]
     assert "\x1b" not in report
-    assert found.advice == found.cause.advice
-    return found
+    assert broken.advice == broken.cause.advice
+    return broken
 
 
 def hermes(body: str, *, family: str) -> str:
@@ -104,7 +104,7 @@ HELLO = "Hello there, how can I help you today?"
 
 
 def report(city: int) -> str:
-    """A long tool result that is like no other."""
+    """A long tool result, different for each city."""
     return "\n".join(f"{hour} o'clock in city {city}: {city * 7 + hour * 13} degrees" for hour in range(24))
 
 

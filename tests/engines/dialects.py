@@ -1,4 +1,4 @@
-"""One table of the servers' dialects: what they are asked, what they answer, and how the answer is read."""
+"""A table of the servers' dialects: requests, answers, and how to read the answers."""
 
 import base64
 import copy
@@ -31,30 +31,30 @@ TINY = Capabilities(
 RAW = replace(TINY, logprobs=LogprobKind.RAW)
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 FORCED = ("logit_bias", "ignore_eos")
-"""What the recordings used to make the model do something; an adapter has no such setting."""
+"""Settings that only the recordings used; adapters have no such settings."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dialect:
-    """A server's way to be asked and to answer."""
+    """A server's format of requests and answers."""
 
     name: str
     kind: type[HTTPEngine]
     path: str
     read: Callable[[Any], dict[str, Any]]
-    """What a whole answer says: ids, logprobs, versions and cached tokens."""
+    """Reads ids, logprobs, versions and cached tokens from a whole answer."""
     body: dict[str, Any] = field(default_factory=dict)
-    """What an adapter adds to a recorded request."""
+    """Fields that the adapter adds to a recorded request."""
     params: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
     def engine(self, *answers: Any, capabilities: Capabilities = RAW, **options: Any) -> tuple[Any, Fake]:
-        """An engine, and the server that answers it."""
+        """An engine and the fake server behind it."""
         fake = Fake().on(self.path, *answers)
         return self.kind(fake.connection(), capabilities, **(self.options | options)), fake  # type: ignore[call-arg]
 
     def expected_body(self, recorded: Any, **changes: Any) -> Any:
-        """The recorded body, with every sampling setting, and without what only the recording needed."""
+        """The recorded body with every sampling setting, and without the settings in `FORCED`."""
         body = self.body | copy.deepcopy(recorded["request"]["json"]) | changes
         params = body.get("sampling_params", body)
         for name in FORCED:
@@ -111,13 +111,13 @@ LLAMACPP = Dialect("llama.cpp", LlamaCppEngine, COMPLETION, _llamacpp, {"post_sa
 DIALECTS = (VLLM, VLLM_COMPLETIONS, SGLANG, LLAMACPP)
 
 
-def asked(recorded: Any) -> tuple[list[int], SamplingParams, str | None]:
+def inputs(recorded: Any) -> tuple[list[int], SamplingParams, str | None]:
     """The prompt, the sampling parameters and the id of a recorded request."""
     body = recorded["request"]["json"]
     params = body.get("sampling_params", body)
-    most = next(params[name] for name in ("max_tokens", "max_new_tokens", "n_predict") if name in params)
+    max_tokens = next(params[name] for name in ("max_tokens", "max_new_tokens", "n_predict") if name in params)
     sampling = SamplingParams(
-        most,
+        max_tokens,
         temperature=params.get("temperature", 1.0),
         seed=params.get("seed"),
         stop_token_ids=tuple(params.get("stop_token_ids", ())),
@@ -130,39 +130,39 @@ def spans(rows: Any) -> tuple[VersionSpan, ...]:
     return tuple(VersionSpan(*row.values()) for row in rows)
 
 
-# -- servers that can be connected to
+# -- fake servers
 
 FLAT = np.linspace(0.0, -2.0, 64)
 
 
 def vllm_server(*, mode: str = "processed", native: bool = True, logits: Any = FLAT, seed: int = 0) -> Fake:
-    """As vLLM 0.32 is: with ``logprobs: 1`` it tells of the sampled token alone, with ``2`` also of the likeliest."""
+    """Like vLLM 0.32: ``logprobs: 1`` returns the sampled token's logprob only, ``2`` also that of the likeliest."""
     model = Model(mode, logits, seed)
 
-    def sample(body: Any, most: int) -> tuple[int, Any, list[int]]:
+    def sample(body: Any, limit: int) -> tuple[int, Any, list[int]]:
         params = body.get("sampling_params", body)
-        drawn, logprobs, ranked = model.told(params["temperature"], params["top_k"])
-        return drawn, logprobs, [drawn, *(one for one in ranked[: params["logprobs"]] if one != drawn)][:most]
+        token, logprobs, ranked = model.sample(params["temperature"], params["top_k"])
+        return token, logprobs, [token, *(one for one in ranked[: params["logprobs"]] if one != token)][:limit]
 
     def generate(body: Any) -> Any:
-        drawn, logprobs, shown = sample(body, body["sampling_params"]["logprobs"])
-        rows = [{"token_id": one, "logprob": logprobs[one]} for one in shown]
+        token, logprobs, tokens = sample(body, body["sampling_params"]["logprobs"])
+        rows = [{"token_id": one, "logprob": logprobs[one]} for one in tokens]
         answer = recording("vllm_generate")["response"] | {"prompt_token_ids": body["token_ids"]}
         answer["usage"]["prompt_tokens"] = len(body["token_ids"])
         answer["choices"][0] |= {
-            "token_ids": [drawn],
+            "token_ids": [token],
             "weight_versions": [{"version": "default", "start": 0, "end": 1}],
             "logprobs": {"content": [rows[0] | {"top_logprobs": rows}]},
         }
         return answer
 
     def completions(body: Any) -> Any:
-        drawn, logprobs, shown = sample(body, 99)
+        token, logprobs, tokens = sample(body, 99)
         answer = recording("vllm_completions_ids")["response"]
-        tops = [{f"token_id:{one}": logprobs[one] for one in shown}]
-        logprobs = {"tokens": [f"token_id:{drawn}"], "token_logprobs": [logprobs[drawn]], "top_logprobs": tops}
+        tops = [{f"token_id:{one}": logprobs[one] for one in tokens}]
+        logprobs = {"tokens": [f"token_id:{token}"], "token_logprobs": [logprobs[token]], "top_logprobs": tops}
         answer["usage"]["prompt_tokens"] = len(body["prompt"])
-        answer["choices"][0] |= {"token_ids": [drawn], "logprobs": logprobs, "prompt_token_ids": body["prompt"]}
+        answer["choices"][0] |= {"token_ids": [token], "logprobs": logprobs, "prompt_token_ids": body["prompt"]}
         return answer
 
     disabled = (RECORDINGS / "vllm_generate_disabled_403.txt").read_bytes()
@@ -175,13 +175,13 @@ def vllm_server(*, mode: str = "processed", native: bool = True, logits: Any = F
 
 
 def sglang_server(*, mode: str = "scaled", experts: int = 0, **model: Any) -> Fake:
-    """The shapes of SGLang's documentation; the sampled answer is a recorded one."""
+    """Answers in the shape of SGLang's documentation; the completion is a recorded one."""
     served_model = Model(mode, FLAT)
 
     def generate(body: Any) -> Any:
         answer = recording("sglang_generate_prompt_lp")["response"]
         params = body["sampling_params"]
-        _, logprobs, ranked = served_model.told(params["temperature"], max(params["top_k"], 0))
+        _, logprobs, ranked = served_model.sample(params["temperature"], max(params["top_k"], 0))
         top = [[[logprobs[ranked[0]], ranked[0], None]]]
         answer["meta_info"] |= {"output_top_logprobs": top, "prompt_tokens": len(body["input_ids"])}
         if experts and body.get("return_routed_experts"):

@@ -1,4 +1,4 @@
-"""What goes wrong with engines, for tests: a scripted engine that fails on request, and a gate for pieces."""
+"""Engine faults for tests: a scripted engine that fails on demand, and a gate for pieces."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from tokentrace.engines.scripted import Script, ScriptedEngine
 
 
 class Fault(NamedTuple):
-    """A request goes wrong: the error is raised instead of the piece after so many."""
+    """A request that fails: after `after` pieces, the error is raised."""
 
     error: type[EngineError]
     after: int = 0
@@ -23,9 +23,9 @@ UNAVAILABLE, GARBAGE = Fault(EngineUnavailable), Fault(EngineAnswerError)
 
 
 class Gate:
-    """Lets the pieces of scripted completions pass one by one: ``ScriptedEngine(script, piece=1, latency=gate)``.
+    """A gate for the pieces of scripted completions: ``ScriptedEngine(script, piece=1, latency=gate)``.
 
-    It is closed at first. A test waits for requests in front of it (`waiting`), and lets pieces pass (`open`).
+    It starts closed. Tests wait for requests at the gate with `waiting`, and let pieces through with `open`.
     """
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class Gate:
                 self._before -= 1
 
     async def open(self, pieces: float = math.inf) -> None:
-        """Let so many more pieces pass, of whichever requests; without a number, all from now on."""
+        """Let this many more pieces of any request pass; by default, all from now on."""
         async with self._changed:
             self._allowed += pieces
             self._changed.notify_all()
 
     async def waiting(self, requests: int = 1) -> None:
-        """Wait until as many requests stand before the gate, and none may pass."""
+        """Wait until at least this many requests are blocked at the gate."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._before >= requests and not self._allowed)
 
 
 class FaultyEngine(ScriptedEngine):
-    """A scripted engine with `faults`: what goes wrong with the next requests, one each; None lets one pass."""
+    """A scripted engine whose `faults` apply to the next requests, one each; None means no fault."""
 
     def __init__(self, script: Script, **options: Any) -> None:
         super().__init__(script, **options)

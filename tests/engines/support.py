@@ -32,7 +32,7 @@ def answer_bytes(recorded: Any) -> bytes:
 
 @dataclass
 class Reply:
-    """An answer, in pieces; one that breaks off ends with a lost connection."""
+    """An answer in pieces; with `breaks_off`, the connection is lost at the end."""
 
     pieces: list[bytes]
     status: int = 200
@@ -47,9 +47,9 @@ class Reply:
 
 
 class Model:
-    """A model that says the same after any prompt, and a server that tells its logprobs in one of the ways there are.
+    """A model with the same logits after any prompt, behind a server that reports logprobs in the given mode.
 
-    What is drawn is drawn at random, as real servers do; `told` is what they tell of it.
+    `sample` draws at random, as real servers do, and returns what they report.
     """
 
     def __init__(self, mode: str, logits: Sequence[float], seed: int = 0) -> None:
@@ -63,18 +63,18 @@ class Model:
             scaled = np.where(scaled < np.sort(scaled)[-top_k], -np.inf, scaled)
         return scaled - np.log(np.exp(scaled - scaled.max()).sum()) - scaled.max()
 
-    def told(self, temperature: float, top_k: int) -> tuple[int, Any, list[int]]:
-        """The token drawn, the logprobs that are told of all, and the tokens in the order of their rank."""
-        drawn = int(self._random.choice(len(self._logits), p=np.exp(self._logprobs(temperature, top_k))))
+    def sample(self, temperature: float, top_k: int) -> tuple[int, Any, list[int]]:
+        """The sampled token, the reported logprobs of all tokens, and the tokens by rank."""
+        token = int(self._random.choice(len(self._logits), p=np.exp(self._logprobs(temperature, top_k))))
         if temperature == 0:
-            drawn = int(self._logits.argmax())
-        told = {
+            token = int(self._logits.argmax())
+        reported = {
             "processed": self._logprobs(temperature, top_k),
             "scaled": self._logprobs(temperature, 0),
             "raw": self._logprobs(1.0, 0),
             "logits": self._logits + 20.0,
         }[self._mode]
-        return drawn, told, np.argsort(-told, kind="stable").tolist()
+        return token, reported, np.argsort(-reported, kind="stable").tolist()
 
 
 def json_reply(value: Any, status: int = 200, **headers: str) -> Reply:
@@ -82,7 +82,7 @@ def json_reply(value: Any, status: int = 200, **headers: str) -> Reply:
 
 
 class Fake:
-    """A server without a socket: what is answered at each path, in turn; the last answer is given again."""
+    """A server without a socket. Each path has its answers in order, and the last one repeats."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any]] = []
@@ -126,7 +126,7 @@ class Fake:
 async def serving(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """A server on a socket of this machine."""
+    """Serve on a local socket."""
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -145,6 +145,6 @@ def same(left: Completion, right: Completion) -> bool:
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """The same bytes in pieces."""
+    """Split bytes into pieces."""
     edges = [0, *sorted(place % (len(data) + 1) for place in at), len(data)]
     return [data[start:stop] for start, stop in pairwise(edges) if stop > start]

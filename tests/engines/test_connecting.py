@@ -1,4 +1,4 @@
-"""Connecting: what a server can do, of which distribution its logprobs are, and which server it is."""
+"""Connecting: detection of a server's capabilities, its kind of logprobs, and its type."""
 
 import asyncio
 import re
@@ -47,12 +47,12 @@ CAPABLE = [
 
 @pytest.mark.parametrize(("kind", "options", "expected"), CAPABLE, ids=["vllm", "vllm by completions", "sglang"])
 @pytest.mark.parametrize("mode", KINDS)
-def test_connecting_finds_out_what_a_server_can_do(kind: str, options: Any, expected: Capabilities, mode: str) -> None:
+def test_connecting_detects_capabilities(kind: str, options: Any, expected: Capabilities, mode: str) -> None:
     fake = SERVERS[kind][0](mode=mode, **options)
     assert connected(kind, fake, vocab_size=1024) == replace(expected, logprobs=LogprobKind(mode))
 
 
-def test_what_a_llamacpp_can_do() -> None:
+def test_capabilities_of_llamacpp() -> None:
     assert connected("llama.cpp", llamacpp_server()) == Capabilities(
         "llama.cpp",
         version="b0-unknown",
@@ -71,7 +71,7 @@ def test_what_a_llamacpp_can_do() -> None:
         connected("llama.cpp", Fake().on("/props", []))
 
 
-def test_sglangs_vocabulary_must_be_known_and_its_experts_where_they_are_requested() -> None:
+def test_sglang_needs_a_vocabulary_size_and_experts_if_they_are_requested() -> None:
     with pytest.raises(EngineError):
         connected("sglang", sglang_server())
     assert connected("sglang", sglang_server(vocab_size=77)).vocab_size == 77
@@ -83,25 +83,25 @@ def test_sglangs_vocabulary_must_be_known_and_its_experts_where_they_are_request
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("mode", KINDS)
-def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, native: bool) -> None:
-    """The logprob of a sampled token moves from draw to draw, with any kind."""
+def test_the_logprobs_kind_does_not_depend_on_the_sampled_tokens(mode: str, native: bool) -> None:
+    """The logprob of the sampled token differs between draws, for every kind."""
     for seed in range(30):
         for logits in (FLAT, FLAT * 4, np.log(np.r_[0.6, 0.3, np.full(98, 0.1 / 98)])):
             fake = vllm_server(mode=mode, native=native, logits=logits, seed=seed)
             assert connected("vllm", fake, vocab_size=1024).logprobs is LogprobKind(mode)
 
 
-# -- by address
+# -- connecting by address
 
 
 @asynccontextmanager
 async def on_a_socket(fake: Fake) -> AsyncIterator[str]:
-    """A fake server's answers, over HTTP."""
+    """Serve a fake server over HTTP."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        method, path, rest = head.split(" ", 2)
-        length = re.search(r"content-length: *(\d+)", rest.lower())
+        method, path, remainder = head.split(" ", 2)
+        length = re.search(r"content-length: *(\d+)", remainder.lower())
         body = await reader.readexactly(int(length[1])) if length else b""
         response = await fake(httpx2.Request(method, f"http://engine{path}", content=body))
         data = await response.aread()
@@ -116,7 +116,7 @@ async def on_a_socket(fake: Fake) -> AsyncIterator[str]:
 @pytest.mark.parametrize("kind", SERVERS)
 @pytest.mark.parametrize("named", [True, False])
 @in_loop
-async def test_a_server_is_recognised_by_what_only_it_answers(kind: str, named: bool) -> None:
+async def test_servers_are_recognised_by_their_own_endpoints(kind: str, named: bool) -> None:
     async with on_a_socket(SERVERS[kind][0]()) as url:
         engine = await connect(url, kind if named else "auto", vocab_size=1024, settings=QUICK)
         assert type(engine) is SERVERS[kind][1]
@@ -146,7 +146,7 @@ async def test_an_unknown_server_is_an_error_with_what_was_tried() -> None:
 
 
 @in_loop
-async def test_settings_that_an_engine_has_not_are_refused() -> None:
+async def test_settings_that_the_engine_does_not_have_are_refused() -> None:
     async with on_a_socket(llamacpp_server()) as url:
         for urls, kind, options in ((url, "auto", {"model": "x"}), ([], "auto", {}), ("http://x", "tgi", {})):
             with pytest.raises(EngineError):

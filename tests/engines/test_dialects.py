@@ -1,4 +1,4 @@
-"""One law for all servers: requests as recorded, answers as recorded, and nothing else is a completion."""
+"""All servers: requests and answers match the recordings, and invalid answers are errors."""
 
 import asyncio
 import copy
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.dialects import DIALECTS, LLAMACPP, RAW, SGLANG, TINY, VLLM, VLLM_COMPLETIONS, Dialect, asked, spans
+from tests.engines.dialects import DIALECTS, LLAMACPP, RAW, SGLANG, TINY, VLLM, VLLM_COMPLETIONS, Dialect, inputs, spans
 from tests.engines.support import Fake, Reply, answer_bytes, cut, json_reply, recording
 from tokentrace.engines.errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, collected
@@ -38,9 +38,9 @@ RECORDED = [
 
 
 def generate(dialect: Dialect, name: str, answer: Any, **options: Any) -> tuple[Completion, Fake]:
-    """What a recorded request gets, answered with something else."""
+    """The completion of a recorded request that gets another answer."""
     engine, fake = dialect.engine(answer, **options)
-    prompt, sampling, request_id = asked(recording(name))
+    prompt, sampling, request_id = inputs(recording(name))
     return asyncio.run(engine.generate(prompt, sampling, request_id=request_id)), fake
 
 
@@ -57,7 +57,7 @@ def test_requests_and_whole_answers_are_as_recorded(dialect: Dialect, name: str,
 
 
 def incremental(text: str, *, logprobs_so_far: bool) -> str:
-    """SGLang's recorded cumulative stream as ``--incremental-streaming-output`` gives it."""
+    """SGLang's recorded cumulative stream, converted to that of ``--incremental-streaming-output``."""
     events, seen = [], 0
     for event in text.removesuffix("\n\n").split("\n\n"):
         if event != "data: [DONE]":
@@ -93,7 +93,7 @@ def test_a_stream_cut_anywhere_gives_the_same_pieces(
     data = answer_bytes(recorded) if text is None else text.encode()
     echo = {} if dialect is SGLANG else {"check_echo": True}
     engine, fake = dialect.engine(Reply(cut(data, places)), **echo)
-    prompt, sampling, _ = asked(recorded)
+    prompt, sampling, _ = inputs(recorded)
 
     async def run() -> list[Any]:
         return [delta async for delta in engine.stream(prompt, sampling)]
@@ -129,7 +129,7 @@ def test_a_stream_that_skips_or_takes_back_is_an_error(text: bytes) -> None:
     assert len(fake.requests) == 1
 
 
-# -- answers that are no completions
+# -- invalid answers
 
 
 def choice(**changes: Any) -> Any:
@@ -200,35 +200,35 @@ BROKEN = {
         completion(completion_probabilities=[{"id": 1002, "logprob": None}]),
         completion(completion_probabilities=[{"id": 1002}]),
         completion(completion_probabilities=[]),
-        # recorded: 4 tokens, 2 logprobs; the third is a byte of a character that was never whole
+        # recorded: 4 tokens, 2 logprobs; the third is a byte of an incomplete character
         recording("llamacpp_completion")["response"],
     ],
 }
 
 
 @pytest.mark.parametrize(("dialect", "name"), BROKEN, ids=[name for _, name in BROKEN])
-def test_an_answer_that_is_no_completion_is_an_error(dialect: Dialect, name: str) -> None:
+def test_an_invalid_answer_is_an_error_and_is_not_retried(dialect: Dialect, name: str) -> None:
     for answer in BROKEN[dialect, name]:
         engine, fake = dialect.engine(answer)
-        prompt, sampling, _ = asked(recording(name))
+        prompt, sampling, _ = inputs(recording(name))
         with pytest.raises(EngineAnswerError):
             asyncio.run(engine.generate(prompt, sampling))
         assert len(fake.requests) == 1, "what was sampled is not sampled again"
 
 
 @pytest.mark.parametrize(("status", "error"), [(400, EngineRefusal), (503, EngineUnavailable)])
-def test_a_request_that_the_scheduler_dropped_is_refused_or_may_be_sent_again(status: int, error: Any) -> None:
+def test_a_request_that_the_scheduler_drops_is_refused_or_unavailable(status: int, error: Any) -> None:
     dropped = meta(finish_reason={"type": "abort", "status_code": status, "message": "bad"})
     with pytest.raises(error):
         generate(SGLANG, "sglang_generate", dropped)
 
 
-# -- requests that are not sent
+# -- requests that are refused locally
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.name)
-def test_what_a_server_would_clip_or_crash_on_is_not_sent(dialect: Dialect) -> None:
-    """Recorded: 4090 of prompt and 20 asked for gave 6 tokens and ``length`` by vLLM."""
+def test_requests_that_a_server_would_clip_or_crash_on_are_not_sent(dialect: Dialect) -> None:
+    """Recorded: for 4090 prompt tokens and ``max_tokens=20``, vLLM returned 6 tokens and ``length``."""
     engine, fake = dialect.engine({})
     far = [1] * 4090
     stops = SamplingParams(1, stop_token_ids=(1024,))
@@ -239,13 +239,13 @@ def test_what_a_server_would_clip_or_crash_on_is_not_sent(dialect: Dialect) -> N
     assert not fake.requests
 
 
-# -- the prompt
+# -- the echoed prompt
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_the_prompt_that_was_read_is_compared_however_it_is_written(separators: tuple[str, str]) -> None:
+def test_the_echoed_prompt_is_compared_in_any_json_spacing(separators: tuple[str, str]) -> None:
     recorded = recording("vllm_generate_top")
-    prompt, sampling, _ = asked(recorded)
+    prompt, sampling, _ = inputs(recorded)
 
     def answered(ids: Any) -> Completion:
         answer = json.dumps({**recorded["response"], "prompt_token_ids": ids}, separators=separators)
@@ -253,10 +253,10 @@ def test_the_prompt_that_was_read_is_compared_however_it_is_written(separators: 
         return asyncio.run(engine.generate(prompt, sampling))
 
     assert answered(prompt).ids.tolist() == [518, 654]
-    others = (prompt[1:], [*prompt[:9], 1, *prompt[10:]], [*prompt, 1], [*prompt[:-1], prompt[-1] * 10])
-    for other in (*others, None, {"prompt_token_ids": prompt}):
+    wrong = (prompt[1:], [*prompt[:9], 1, *prompt[10:]], [*prompt, 1], [*prompt[:-1], prompt[-1] * 10])
+    for echo in (*wrong, None, {"prompt_token_ids": prompt}):
         with pytest.raises(EngineAnswerError):
-            answered(other)
+            answered(echo)
 
 
 # -- sampling settings
@@ -266,17 +266,17 @@ def test_the_prompt_that_was_read_is_compared_however_it_is_written(separators: 
     ("dialect", "name"), [(VLLM, "vllm_generate_stop_token"), (VLLM_COMPLETIONS, "vllm_completions_ids")]
 )
 def test_min_p_penalties_and_stop_texts_are_sent_and_reported(dialect: Dialect, name: str) -> None:
-    chosen = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
+    penalties = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
     answer = recording(name)["response"]
     answer["choices"][0] |= {"finish_reason": "stop", "stop_reason": "\n\n"}
     engine, fake = dialect.engine(answer, capabilities=TINY, check_echo=False)
-    prompt = asked(recording(name))[0]
-    done = asyncio.run(engine.generate(prompt, SamplingParams(64, stop=["x", "\n\n"], **chosen)))
+    prompt = inputs(recording(name))[0]
+    done = asyncio.run(engine.generate(prompt, SamplingParams(64, stop=["x", "\n\n"], **penalties)))
     assert (done.finish_reason, done.stopped_by) == (STOP, "\n\n")
     assert len(done.ids) == len(answer["choices"][0]["token_ids"])
     [body] = fake.bodies(dialect.path)
     params = body.get("sampling_params", body)
-    assert {name: params[name] for name in chosen} == chosen
+    assert {name: params[name] for name in penalties} == penalties
     assert (params["stop"], params["skip_special_tokens"]) == (["x", "\n\n"], False)
 
 
@@ -290,7 +290,7 @@ STRUCTURED = [
 
 
 @pytest.mark.parametrize(("dialect", "field", "any_object", "schema"), STRUCTURED, ids=lambda one: str(one)[:20])
-def test_json_is_requested_as_each_server_knows_it(dialect: Dialect, field: str, any_object: Any, schema: Any) -> None:
+def test_json_is_requested_in_each_servers_format(dialect: Dialect, field: str, any_object: Any, schema: Any) -> None:
     engine, fake = dialect.engine(json_reply({}, 400), capabilities=replace(TINY, structures=True))
     for structure in ({"type": "json_object"}, {"type": "json_schema", "schema": OBJECT}):
         with pytest.raises(EngineRefusal):
@@ -300,14 +300,14 @@ def test_json_is_requested_as_each_server_knows_it(dialect: Dialect, field: str,
 
 
 def first_tokens(answer: Any, count: int = 2) -> Any:
-    """The first tokens of llama.cpp's answer, all of which have a logprob."""
+    """The first tokens of llama.cpp's answer, which all have a logprob."""
     answer = copy.deepcopy(answer)
     answer["tokens"] = answer["tokens"][:count]
     answer["completion_probabilities"] = answer["completion_probabilities"][:count]
     return answer
 
 
-def test_llamacpps_samplers_run_in_vllms_order_and_a_penalty_counts_all_there_is() -> None:
+def test_llamacpps_samplers_run_in_vllms_order_and_penalties_cover_the_whole_context() -> None:
     answer = first_tokens(recording("llamacpp_completion")["response"])
     sampling = SamplingParams(4, top_k=5, min_p=0.1, repetition_penalty=1.2, allow_raw_logprobs=True)
     engine, fake = LLAMACPP.engine(answer)
@@ -332,7 +332,7 @@ def test_llamacpps_probabilities_after_sampling_become_logprobs() -> None:
     assert fake.bodies(LLAMACPP.path)[0]["post_sampling_probs"] is False
 
 
-def test_what_follows_a_stop_token_is_cut_off() -> None:
+def test_tokens_after_a_stop_token_are_cut_off() -> None:
     engine, fake = LLAMACPP.engine(recording("llamacpp_cmp"))
     done = asyncio.run(engine.generate(list(range(300, 420)), SamplingParams(64, stop_token_ids=(996, 325))))
     assert (done.ids.tolist(), done.finish_reason, len(done.logprobs)) == ([216, 329, 996], STOP, 3)
@@ -355,17 +355,17 @@ ALLOWED = {"temperature": 0.7, "allow_raw_logprobs": True}
         ("unknown", {"temperature": 0}, "raw"),
     ],
 )
-def test_a_completion_says_of_which_distribution_its_logprobs_are(kind: str, sampling: Any, expected: str) -> None:
+def test_a_completion_has_the_kind_of_its_logprobs(kind: str, sampling: Any, expected: str) -> None:
     answer = one_id(9, -1.0)
     answer["choices"][0] |= {"weight_versions": None}
     events = Reply([b"data: " + json.dumps(answer).encode() + b"\n\ndata: [DONE]\n\n"])
     engine, _ = VLLM.engine(answer, events, capabilities=replace(RAW, logprobs=LogprobKind(kind)))
-    asking = asked(recording("vllm_generate"))[0], SamplingParams(1, **sampling)
-    for work in (engine.generate(*asking), collected(engine.stream(*asking))):
-        assert asyncio.run(work).logprobs_kind is LogprobKind(expected)
+    arguments = inputs(recording("vllm_generate"))[0], SamplingParams(1, **sampling)
+    for completion in (engine.generate(*arguments), collected(engine.stream(*arguments))):
+        assert asyncio.run(completion).logprobs_kind is LogprobKind(expected)
 
 
-# -- orders
+# -- control requests
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_abort_pause_and_resume_are_sent_as_recorded(dialect: Dialect, names: li
 
     asyncio.run(run())
     expected = [recording(name)["request"] for name in names]
-    if dialect is SGLANG:  # it would end every request whose id starts with this one
+    if dialect is SGLANG:  # without the length, SGLang aborts every request whose id starts with this one
         expected[0]["json"] = {"rid": "4-ab-1"}
     assert fake.requests == [(one["method"], one["path"], one["json"]) for one in expected]
 
@@ -403,7 +403,7 @@ FROM_DISK = "/update_weights_from_disk"
 
 
 def loading(dialect: Dialect, **answers: Any) -> tuple[Any, Fake]:
-    """A server as vLLM 0.32 was seen to answer, or SGLang: see `tests/live/test_vllm.py`."""
+    """A server with the answers of vLLM 0.32 or SGLang: see `tests/live/test_vllm.py`."""
     engine, fake = dialect.engine({})
     for path in (PAUSE, "/resume", RELOAD, RESET, "/update_weight_version", FROM_DISK):
         fake.on(path, {"success": True})
@@ -428,7 +428,7 @@ def test_vllm_reloads_resets_and_gets_the_version_while_it_is_paused(paused: boo
 
 
 @pytest.mark.parametrize("answers", [{RELOAD: json_reply({"error": "no folder"}, 400)}, {RESET: {"success": False}}])
-def test_a_vllm_that_did_not_load_stays_paused_and_keeps_its_version(answers: Any) -> None:
+def test_a_vllm_that_fails_to_load_stays_paused_and_keeps_its_version(answers: Any) -> None:
     engine, fake = loading(VLLM, **answers)
     engine.version = "6"
     with pytest.raises(EngineError):
@@ -492,7 +492,7 @@ COUNTS = {"vllm": "logprobs", "sglang": "top_logprobs_num", "llama.cpp": "n_prob
 
 
 def without_alternatives(answer: Any) -> Any:
-    """The same answer, with no alternatives in it."""
+    """The answer without alternatives."""
     text = json.dumps(answer)
     for name in ("top_logprobs", "output_top_logprobs", "top_probs"):
         text = text.replace(f'"{name}"', f'"no_{name}"')
@@ -504,10 +504,10 @@ def test_the_likeliest_ids_are_read_as_recorded(dialect: Dialect, name: str, cou
     recorded = recording(name)
     answer, capabilities = recorded["response"], TINY if name.endswith("post") else RAW
     if dialect is LLAMACPP:
-        answer |= {"tokens": answer["tokens"][:2]}  # the others are incomplete UTF-8
+        answer |= {"tokens": answer["tokens"][:2]}  # the other tokens are incomplete UTF-8
     sampling = SamplingParams(2, top_logprobs=count)
     engine, fake = dialect.engine(answer, without_alternatives(answer), capabilities=capabilities)
-    done = asyncio.run(engine.generate(asked(recorded)[0], sampling))
+    done = asyncio.run(engine.generate(inputs(recorded)[0], sampling))
     sent, body = recorded["request"]["json"], fake.bodies(dialect.path)[0]
     key = COUNTS[dialect.name]
     assert body.get("sampling_params", body).get(key, body.get(key)) == sent.get("sampling_params", sent).get(
@@ -517,4 +517,4 @@ def test_the_likeliest_ids_are_read_as_recorded(dialect: Dialect, name: str, cou
     assert [[one for one, _ in row] for row in rows] == [[one for one, _ in row] for row in expected]
     np.testing.assert_allclose([row[0][1] for row in rows], [row[0][1] for row in expected], atol=2e-3)
     with pytest.raises(EngineAnswerError):
-        asyncio.run(engine.generate(asked(recorded)[0], sampling))
+        asyncio.run(engine.generate(inputs(recorded)[0], sampling))

@@ -1,4 +1,4 @@
-"""The embedded engine: what it returns is what the model says, however requests share its steps and weights change."""
+"""The embedded engine: completions match the model, for any batching and across weight updates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scored(model: PocketModel, prompt: Any, ids: Any) -> Any:
 
 
 @in_loop
-async def test_a_batch_says_what_each_request_says_alone_and_what_a_score_of_the_row_says() -> None:
+async def test_batched_requests_match_single_requests_and_scores() -> None:
     async with embedded() as engine:
         batch = await asyncio.gather(*(engine.generate(prompt, params(max_tokens=200)) for prompt in PROMPTS[:4]))
     async with embedded() as engine:
@@ -75,7 +75,7 @@ async def test_a_batch_says_what_each_request_says_alone_and_what_a_score_of_the
 
 
 @in_loop
-async def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None:
+async def test_the_prefix_of_a_session_is_cached_and_changes_nothing() -> None:
     async with embedded() as engine:
         first = await engine.generate(PROMPTS[0], params(), session="a")
         longer = np.concatenate((PROMPTS[0], first.ids, PROMPTS[1][1:40]))
@@ -89,25 +89,25 @@ async def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -
     same(second, fresh)
 
 
-# -- what is drawn
+# -- sampling
 
 
 def reference(logits: Any, prompt: list[int], sampled: list[int], sampling: SamplingParams) -> list[float]:
     """Probabilities after penalties, temperature, min-p, top-k and top-p, as vLLM documents them."""
-    changed, counts = np.array(logits, np.float64), np.bincount([*sampled, len(logits) - 1], minlength=len(logits))
+    adjusted, counts = np.array(logits, np.float64), np.bincount([*sampled, len(logits) - 1], minlength=len(logits))
     counts[-1] -= 1
     for token in {*prompt, *sampled}:
-        changed[token] *= sampling.repetition_penalty if changed[token] < 0 else 1 / sampling.repetition_penalty
-    changed -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-    changed /= sampling.temperature or 1.0
-    weights = np.exp(changed - changed.max())
+        adjusted[token] *= sampling.repetition_penalty if adjusted[token] < 0 else 1 / sampling.repetition_penalty
+    adjusted -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    adjusted /= sampling.temperature or 1.0
+    weights = np.exp(adjusted - adjusted.max())
     weights[weights < sampling.min_p] = 0
     order = np.argsort(-weights, kind="stable")
     if sampling.top_k:
         weights[order[sampling.top_k :]] = 0
     if sampling.top_p < 1:
-        reached = np.cumsum(weights[order]) / weights.sum()
-        weights[order[int(np.searchsorted(reached, sampling.top_p)) + 1 :]] = 0
+        cumulative = np.cumsum(weights[order]) / weights.sum()
+        weights[order[int(np.searchsorted(cumulative, sampling.top_p)) + 1 :]] = 0
     return list(map(float, weights / weights.sum()))
 
 
@@ -147,23 +147,23 @@ async def test_logprobs_and_the_likeliest_ids_are_of_the_sampled_distribution(se
         np.testing.assert_allclose([value for _, value in best], np.log(expected[likeliest]), atol=1e-4)
 
 
-# -- how it ends
+# -- how completions end
 
 
 @in_loop
 async def test_limits_stop_tokens_and_stop_texts_end_a_completion() -> None:
-    """A stop text ends it with the id that completes the text."""
-    spelled = RENDERER.tokenizer.vocabulary.token_bytes
+    """With a stop text, the last id is the one that completes it."""
+    token_bytes = RENDERER.tokenizer.vocabulary.token_bytes
     async with embedded() as engine:
         short = await engine.generate(PROMPTS[0], params(max_tokens=3, stop_token_ids=()))
         stopped = await engine.generate(PROMPTS[0], params(stop_token_ids=(int(short.ids[1]),)))
         whole = await engine.generate(PROMPT, params(temperature=0))
-        text = b"".join(map(spelled, whole.ids.tolist())).decode()
-        stop = text[7:14]  # over several tokens, and from the middle of one
+        text = b"".join(map(token_bytes, whole.ids.tolist())).decode()
+        stop = text[7:14]  # spans several tokens, and starts inside one
         assert text.count(stop) == 1
-        asked = params(temperature=0, stop=("never", stop))
-        streamed = joined([delta async for delta in engine.stream(PROMPT, asked)])
-        cut = await engine.generate(PROMPT, asked)
+        sampling = params(temperature=0, stop=("never", stop))
+        streamed = joined([delta async for delta in engine.stream(PROMPT, sampling)])
+        cut = await engine.generate(PROMPT, sampling)
         never = await engine.generate(PROMPT, params(temperature=0, stop=["never"]))
     assert (len(short.ids), short.finish_reason) == (3, FinishReason.LENGTH)
     assert (int(stopped.ids[-1]), stopped.finish_reason) == (int(short.ids[1]), FinishReason.STOP)
@@ -172,7 +172,7 @@ async def test_limits_stop_tokens_and_stop_texts_end_a_completion() -> None:
     assert 1 < count < len(whole.ids)
     assert cut.ids.tolist() == whole.ids[:count].tolist()
     assert (cut.finish_reason, cut.stopped_by) == (FinishReason.STOP, stop)
-    before, through = (b"".join(map(spelled, ids)).decode() for ids in (cut.ids[:-1].tolist(), cut.ids.tolist()))
+    before, through = (b"".join(map(token_bytes, ids)).decode() for ids in (cut.ids[:-1].tolist(), cut.ids.tolist()))
     assert stop in through
     assert stop not in before
     assert (streamed.stopped_by, streamed.ids.tolist()) == (stop, cut.ids.tolist())
@@ -181,7 +181,7 @@ async def test_limits_stop_tokens_and_stop_texts_end_a_completion() -> None:
 
 
 @in_loop
-async def test_an_aborted_request_returns_what_was_sampled_and_touches_no_other() -> None:
+async def test_an_aborted_request_returns_its_tokens_and_affects_no_other() -> None:
     async with embedded() as engine:
         victim = asyncio.create_task(engine.generate(PROMPTS[0], ENDLESS, request_id="victim"))
         other = asyncio.create_task(engine.generate(PROMPTS[1], params(), request_id="other"))
@@ -207,7 +207,7 @@ async def test_a_paused_engine_samples_nothing_until_it_is_resumed() -> None:
 
 
 @in_loop
-async def test_impossible_requests_are_refused_and_a_closed_engine_takes_none() -> None:
+async def test_impossible_requests_and_requests_to_a_closed_engine_are_refused() -> None:
     async with embedded() as engine:
         for prompt in ([], [4096], [-1], [1] * 4090):
             with pytest.raises(EngineRefusal):
@@ -220,13 +220,13 @@ async def test_impossible_requests_are_refused_and_a_closed_engine_takes_none() 
                 await request
 
 
-def test_a_later_event_loop_continues_with_the_engine_as_it_was_left() -> None:
+def test_an_engine_keeps_its_state_across_event_loops() -> None:
     engine = EmbeddedEngine()
 
     async def ask() -> Completion:
         return await asyncio.wait_for(engine.generate(PROMPTS[0], params(), session="a"), 60)
 
-    async def leave_one_behind() -> None:
+    async def pause_midway() -> None:
         await anext(engine.stream(PROMPTS[1], ENDLESS))
         await engine.pause()
 
@@ -237,7 +237,7 @@ def test_a_later_event_loop_continues_with_the_engine_as_it_was_left() -> None:
     first, second = asyncio.run(ask()), asyncio.run(ask())
     same(first, second)
     assert second.cached_tokens == len(PROMPTS[0]) - 1, "caches belong to no event loop"
-    asyncio.run(leave_one_behind())
+    asyncio.run(pause_midway())
     same(first, asyncio.run(resume()))
     asyncio.run(asyncio.wait_for(engine.close(), 60))
 
@@ -250,7 +250,7 @@ NORM = "model.norm.weight"
 
 @cache
 def other_weights() -> dict[str, Any]:
-    """Pocket's weights, each changed by some hundredths."""
+    """Pocket's weights, each changed by a few percent."""
     rng = np.random.default_rng(1)
     weights = read_safetensors(POCKET / "model.safetensors")
     return {name: (one * rng.normal(1, 0.05, one.shape)).astype(np.float32) for name, one in weights.items()}
@@ -262,7 +262,7 @@ def other_model() -> PocketModel:
 
 
 class Tensor:
-    """A tensor of torch, as far as it is used: its numbers have to be fetched from a device."""
+    """A minimal torch tensor, whose numbers must be fetched from a device."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -277,7 +277,7 @@ class Tensor:
 
 
 def save(folder: Path, weights: dict[str, Any], shards: int = 2) -> Path:
-    """A folder of safetensors, in several files as large models are saved."""
+    """Save safetensors in several files, as for large models."""
     folder.mkdir()
     for shard in range(shards):
         head, body = {}, b""
@@ -302,7 +302,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 @in_loop
-async def test_what_is_sampled_afterwards_is_of_the_new_weights(kind: str, tmp_path: Path) -> None:
+async def test_requests_after_an_update_are_sampled_with_the_new_weights(kind: str, tmp_path: Path) -> None:
     async with embedded(version=1) as engine:
         before = await engine.generate(PROMPT, LONG)
         await engine.update_weights(SOURCES[kind](tmp_path), version=2)
@@ -316,7 +316,7 @@ async def test_what_is_sampled_afterwards_is_of_the_new_weights(kind: str, tmp_p
 
 @pytest.mark.parametrize("update", [True, False])
 @in_loop
-async def test_a_prefix_that_the_old_weights_computed_is_not_read_again(update: bool) -> None:
+async def test_a_prefix_computed_with_the_old_weights_is_not_reused(update: bool) -> None:
     async with embedded() as engine:
         first = await engine.generate(PROMPT, LONG, session="one")
         await (engine.update_weights(other_weights(), version=2) if update else engine.reset_prefix_cache())
@@ -328,7 +328,7 @@ async def test_a_prefix_that_the_old_weights_computed_is_not_read_again(update: 
 
 
 @in_loop
-async def test_a_request_under_way_is_computed_anew_and_says_which_weights_sampled_what() -> None:
+async def test_a_running_request_is_recomputed_and_has_the_version_of_each_token() -> None:
     pieces: list[Delta] = []
     async with embedded(version="old") as engine:
         async for piece in engine.stream(PROMPT, LONG):
@@ -358,7 +358,7 @@ async def test_a_request_under_way_is_computed_anew_and_says_which_weights_sampl
     ],
 )
 @in_loop
-async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(change: Any) -> None:
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_remain(change: Any) -> None:
     async with embedded(version=1) as engine:
         with pytest.raises(EngineError):
             await engine.update_weights(change(other_weights()), version=2)

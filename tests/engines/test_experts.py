@@ -1,4 +1,4 @@
-"""Reports about tokens: which experts a model used, and its likeliest ids."""
+"""Channels of tokens: the routed experts, and the likeliest ids."""
 
 import asyncio
 import base64
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.dialects import SGLANG, VLLM, asked
+from tests.engines.dialects import SGLANG, VLLM, inputs
 from tests.engines.support import Reply, recording
 from tokentrace.engines.answers import decode
 from tokentrace.engines.channels import best_ids, experts_of, flat_experts, npy_experts
@@ -22,7 +22,7 @@ LAYERS, EXPERTS = 3, 2
 
 
 def tape(positions: int) -> Any:
-    """Experts of each position, none of them twice."""
+    """Distinct experts for each position."""
     return np.arange(positions * LAYERS * EXPERTS, dtype=np.int32).reshape(positions, LAYERS, EXPERTS)
 
 
@@ -38,12 +38,12 @@ def text(data: bytes) -> str:
 
 @pytest.mark.parametrize("all_positions", [True, False])
 @pytest.mark.parametrize("dtype", [np.int16, np.uint8, np.int32])
-def test_vllms_experts_are_those_that_each_id_was_sampled_with(all_positions: bool, dtype: Any) -> None:
+def test_vllms_experts_are_aligned_with_the_sampled_ids(all_positions: bool, dtype: Any) -> None:
     recorded = recording("vllm_generate")
-    prompt = asked(recorded)[0]
-    read = (tape(len(prompt) + 5) % 200).astype(dtype)
-    expected = read[len(prompt) - 1 :].tolist()
-    recorded["response"]["choices"][0]["routed_experts"] = text(npy(read if all_positions else read[len(prompt) - 1 :]))
+    prompt = inputs(recorded)[0]
+    rows = (tape(len(prompt) + 5) % 200).astype(dtype)
+    expected = rows[len(prompt) - 1 :].tolist()
+    recorded["response"]["choices"][0]["routed_experts"] = text(npy(rows if all_positions else rows[len(prompt) - 1 :]))
     engine, _ = VLLM.engine(recorded["response"])
     done = asyncio.run(engine.generate(prompt, SamplingParams(6)))
     assert done.channels == {"routed_experts": expected}
@@ -53,9 +53,9 @@ def test_vllms_experts_are_those_that_each_id_was_sampled_with(all_positions: bo
 @pytest.mark.parametrize("streamed", [False, True])
 def test_sglangs_experts_are_requested_and_read_at_the_end(streamed: bool) -> None:
     recorded = recording("sglang_generate")
-    prompt, read = asked(recorded)[0], tape(6)
+    prompt, experts = inputs(recorded)[0], tape(6)
     first, last = copy.deepcopy(recorded["response"]), recorded["response"]
-    last["meta_info"]["routed_experts"] = text(read.tobytes())
+    last["meta_info"]["routed_experts"] = text(experts.tobytes())
     first["output_ids"] = first["output_ids"][:2]
     first["meta_info"] |= {"completion_tokens": 2, "finish_reason": None}
     first["meta_info"]["output_token_logprobs"] = first["meta_info"]["output_token_logprobs"][:2]
@@ -64,7 +64,7 @@ def test_sglangs_experts_are_requested_and_read_at_the_end(streamed: bool) -> No
     engine._experts = LAYERS * EXPERTS
     params = SamplingParams(6)
     done = asyncio.run(collected(engine.stream(prompt, params)) if streamed else engine.generate(prompt, params))
-    assert done.channels == {"routed_experts": read.reshape(6, -1).tolist()}
+    assert done.channels == {"routed_experts": experts.reshape(6, -1).tolist()}
     assert fake.bodies("/generate")[0]["routed_experts_start_len"] == len(prompt) - 1
 
 
@@ -84,14 +84,14 @@ UNUSABLE: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
         (npy(np.zeros((2, 3), np.int32)),),
         (npy(np.zeros((2, 3, 4), np.int32))[:-8],),
         (npy(np.zeros((1, 1, 1), "O")),),
-        (HEAD + len(HUGE).to_bytes(2, "little") + HUGE,),  # takes no memory
+        (HEAD + len(HUGE).to_bytes(2, "little") + HUGE,),  # must not allocate memory
     ],
     flat_experts: [*((bytes(20), "int32", 6), (b"", "int32", 6), (bytes(3), "int32", None))],
 }
 
 
 @pytest.mark.parametrize("read", UNUSABLE)
-def test_reports_that_cannot_be_used_are_refused(read: Callable[..., Any]) -> None:
+def test_unusable_channels_are_refused(read: Callable[..., Any]) -> None:
     for values in UNUSABLE[read]:
         with pytest.raises(EngineAnswerError):
             read(*values)

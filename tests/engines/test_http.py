@@ -1,4 +1,4 @@
-"""Faults, servers that send too much or junk, and secrets: what is sent again, what is not, and what is never shown."""
+"""HTTP: retries after faults, servers that send too much or junk, and secrets that are never shown."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.dialects import LLAMACPP, SGLANG, VLLM, VLLM_COMPLETIONS, Dialect, asked
+from tests.engines.dialects import LLAMACPP, SGLANG, VLLM, VLLM_COMPLETIONS, Dialect, inputs
 from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording, serving
 from tests.loop import in_loop
 from tokentrace.engines import http
@@ -54,7 +54,7 @@ def stream(connection: Connection) -> Any:
 BOTH = [(generate, WHOLE, [477, 506, 317, 511, 226, 510]), (stream, STREAM, [131, 915, 915])]
 
 
-# -- sent again
+# -- retries
 
 
 @pytest.mark.parametrize(("ask", "recorded", "ids"), BOTH)
@@ -70,7 +70,7 @@ BOTH = [(generate, WHOLE, [477, 506, 317, 511, 226, 510]), (stream, STREAM, [131
         Reply([b"half an err"], 500, breaks_off=True),
     ],
 )
-def test_what_nothing_was_accepted_of_is_sent_again(ask: Any, recorded: Any, ids: list[int], fault: Any) -> None:
+def test_requests_that_were_not_accepted_are_retried(ask: Any, recorded: Any, ids: list[int], fault: Any) -> None:
     fake = Fake().on(GENERATE, fault, fault, Reply([answer_bytes(recorded)]))
     assert ask(fake.connection()).ids.tolist() == ids
     assert len(fake.requests) == 3
@@ -79,7 +79,7 @@ def test_what_nothing_was_accepted_of_is_sent_again(ask: Any, recorded: Any, ids
 
 
 @pytest.mark.parametrize(("ask", "recorded", "ids"), BOTH)
-def test_it_gives_up_after_so_many_tries(ask: Any, recorded: Any, ids: list[int]) -> None:
+def test_retries_are_limited(ask: Any, recorded: Any, ids: list[int]) -> None:
     fake = Fake().on(GENERATE, json_reply({"error": {"message": "the\n engine   is dead"}}, 500))
     with pytest.raises(EngineUnavailable):
         ask(fake.connection(retries=3))
@@ -98,7 +98,7 @@ def test_retry_after_is_waited_for() -> None:
     assert (len(fake.requests), fake.slept) == (1, [])
 
 
-# -- never sent again
+# -- no retries
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_retry_after_is_waited_for() -> None:
     [(Reply([answer_bytes(WHOLE)[:200]], breaks_off=True), EngineError), (Reply([b" " * 999] * 99), EngineAnswerError)],
     ids=["broke off", "too long"],
 )
-def test_a_whole_answer_that_broke_off_or_is_too_long_is_not_asked_for_again(answer: Reply, error: Any) -> None:
+def test_an_answer_that_breaks_off_or_is_too_long_is_not_retried(answer: Reply, error: Any) -> None:
     fake = Fake().on(GENERATE, answer)
     with pytest.raises(error) as caught:
         generate(fake.connection(longest_answer=5000))
@@ -116,8 +116,8 @@ def test_a_whole_answer_that_broke_off_or_is_too_long_is_not_asked_for_again(ans
 
 @settings(max_examples=40, deadline=None)
 @given(at=st.integers(0, 10_000), places=st.lists(st.integers(0, 10_000), max_size=5))
-def test_a_stream_that_broke_off_anywhere(at: int, places: list[int]) -> None:
-    """Before its first token it is sent again; after, never; after its last, all is there."""
+def test_a_stream_that_breaks_off_anywhere(at: int, places: list[int]) -> None:
+    """It is retried only before the first token; after the last token, the completion is whole."""
     data = answer_bytes(STREAM)
     head = data[: at % (len(data) + 1)]
     whole_events = head.replace(b"\n\n", b"\n").count(b"\n")
@@ -149,7 +149,7 @@ def test_an_error_in_a_stream() -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 307])
 @pytest.mark.parametrize("ask", [generate, stream])
-def test_a_refusal_is_not_sent_again(ask: Any, status: int) -> None:
+def test_a_refusal_is_not_retried(ask: Any, status: int) -> None:
     fake = Fake().on(GENERATE, json_reply({"detail": "n" * 5000}, status))
     with pytest.raises(EngineRefusal) as caught:
         ask(fake.connection())
@@ -198,7 +198,7 @@ async def test_closing_a_stream_closes_the_connection() -> None:
         await engine.close()
 
 
-# -- addresses, the extra, events
+# -- events
 
 
 @given(
@@ -212,12 +212,12 @@ def test_events_cut_at_any_byte_are_the_same(data: list[str], places: list[int],
     assert [event for piece in cut(text, places) for event in reader.feed(piece)] == [one.encode() for one in data]
 
 
-# -- whether it is there
+# -- health checks
 
 
 @pytest.mark.parametrize("answer", [*LOST, json_reply({}, status=500), json_reply({}, status=503)], ids=str)
-def test_a_server_that_does_not_answer_is_not_there_and_is_asked_once(answer: Any) -> None:
-    """One that answers is there, whether it knows the path or not; of several, one is enough."""
+def test_a_server_that_does_not_answer_is_unavailable_after_one_request(answer: Any) -> None:
+    """Any answer counts, even a 404; a router needs one healthy endpoint."""
     gone = Fake().on("/health", answer)
     engines = [SGLangEngine(fake.connection(), TINY) for fake in (gone, Fake(), Fake().on("/health", {}))]
     with pytest.raises(EngineUnavailable):
@@ -230,7 +230,7 @@ def test_a_server_that_does_not_answer_is_not_there_and_is_asked_once(answer: An
         asyncio.run(Router(engines[:1]).check())
 
 
-# -- too much
+# -- limits
 
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 1000, b"data: x\n" * 200, b"x" * 1000, b": " + b"x" * 1000])
@@ -245,10 +245,10 @@ def test_an_event_is_read_up_to_a_limit(piece: bytes, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("packing", ["gzip", "deflate", "br", "zstd", "gzip, gzip"])
 def test_packed_answers_are_neither_requested_nor_unpacked(ask: Any, packing: str) -> None:
     body = gzip.compress(zlib.compress(b" " * 10_000_000))
-    asked: list[str] = []
+    encodings: list[str] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
-        asked.append(request.headers["accept-encoding"])
+        encodings.append(request.headers["accept-encoding"])
         stream = Reply([body]).arriving()
         return httpx2.Response(200, headers={"content-encoding": packing}, content=stream)
 
@@ -256,7 +256,7 @@ def test_packed_answers_are_neither_requested_nor_unpacked(ask: Any, packing: st
     connection = Connection("http://engine", settings, transport=httpx2.MockTransport(answer))
     with pytest.raises(EngineAnswerError):
         ask(connection)
-    assert asked == ["identity"]
+    assert encodings == ["identity"]
 
 
 ODD: dict[str, list[Any]] = {
@@ -279,7 +279,7 @@ JUNK = ["1" * 400, "-" + "1" * 400, "-1e400", "NaN", "Infinity", "true", "null",
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where anything stands in a JSON value; of lists the first."""
+    """The paths of all values in a JSON value; of lists, only the first item."""
     paths = [path] if path else []
     if isinstance(value, dict):
         for key in value:
@@ -290,13 +290,13 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def spoilt(value: Any, path: tuple[Any, ...], junk: str) -> bytes:
-    """The value as JSON text with something else at one place."""
-    other = copy.deepcopy(value)
-    at = other
+    """The value as JSON text, with junk at one path."""
+    copied = copy.deepcopy(value)
+    at = copied
     for name in path[:-1]:
         at = at[name]
     at[path[-1]] = "JUNK"
-    return json.dumps(other).replace('"JUNK"', junk).encode()
+    return json.dumps(copied).replace('"JUNK"', junk).encode()
 
 
 ADAPTERS = {
@@ -310,7 +310,7 @@ ADAPTERS = {
 @pytest.mark.parametrize(("name", "dialect"), ADAPTERS.items(), ids=list(ADAPTERS))
 def test_junk_anywhere_in_an_answer_is_a_completion_or_a_typed_error(name: str, dialect: Dialect) -> None:
     answer = recording(name)["response"]
-    prompt, params = asked(recording(name))[0], SamplingParams(1000)
+    prompt, params = inputs(recording(name))[0], SamplingParams(1000)
 
     async def run() -> tuple[int, int]:
         plain = await dialect.engine(answer)[0].generate(prompt, params)
@@ -340,7 +340,7 @@ ENCODED = base64.b64encode(f"user:{CANARY}".encode()).decode()
 
 
 def everything(error: BaseException | None) -> str:
-    """All that an error says, of itself and of what caused it, with tracebacks."""
+    """All texts of an error and its causes, with tracebacks."""
     text = ""
     while error is not None:
         text += "".join(traceback.format_exception(error)) + repr(error) + str(error) + repr(error.args)
@@ -364,16 +364,16 @@ def connections(transport: httpx2.AsyncBaseTransport | None = None, host: str = 
 
 
 def echoes(status: int, kind: str) -> Callable[[httpx2.Request], httpx2.Response]:
-    """A server that repeats what it was sent, as some do that refuse a key."""
+    """A server that repeats the request, as some do when they refuse a key."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         headers = dict(request.headers)
-        words = f"wrong key {CANARY} in {headers}"
+        message = f"wrong key {CANARY} in {headers}"
         texts = {
-            "text": words,
-            "event": f"data: {json.dumps({'error': {'message': words}})}\n\n",
-            "bad event": f"data: {words}\n\n",
-            "json": json.dumps({"error": words}),
+            "text": message,
+            "event": f"data: {json.dumps({'error': {'message': message}})}\n\n",
+            "bad event": f"data: {message}\n\n",
+            "json": json.dumps({"error": message}),
             "headers": json.dumps({"headers": headers, "data": headers, "choices": headers}),
         }
         return httpx2.Response(status, text=texts[kind])
@@ -411,7 +411,7 @@ ADDRESSES: list[Any] = [
 
 
 @pytest.mark.parametrize("url", ADDRESSES)
-def test_an_address_that_is_none_is_refused_without_its_secrets(url: Any) -> None:
+def test_an_invalid_address_is_refused_without_its_secrets(url: Any) -> None:
     with pytest.raises(EngineError) as caught:
         Connection(url)
     assert no_secret(everything(caught.value)), everything(caught.value)

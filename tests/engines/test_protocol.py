@@ -1,4 +1,4 @@
-"""What an engine is and what it can be asked: your own needs little, and settings mean the same everywhere."""
+"""The engine protocol: custom engines, sampling settings, and refusals before a request is sent."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from tokentrace.trajectory.turns import LogprobKind
 
 
 class Echo(Engine):
-    """Says the prompt again, an id at a time."""
+    """Repeats the prompt, one id at a time."""
 
     def __init__(self) -> None:
         super().__init__(Capabilities("echo", model="parrot"))
@@ -35,7 +35,7 @@ class Echo(Engine):
 
 
 @in_loop
-async def test_your_own_engine_is_a_stream() -> None:
+async def test_a_custom_engine_only_needs_a_stream() -> None:
     engine, sampling = Echo(), SamplingParams(3)
     done = await engine.generate([1, 2, 3], sampling)
     assert (done.ids.tolist(), done.finish_reason) == ([1, 2, 3], FinishReason.LENGTH)
@@ -105,13 +105,13 @@ def test_odd_settings_are_refused_and_numbers_of_numpy_are_numbers(name: str) ->
     assert SamplingParams(np.int64(8), temperature=np.float32(0.5)).temperature == 0.5
 
 
-def test_what_is_recorded_names_what_was_asked_for_and_nothing_else() -> None:
+def test_described_settings_are_those_that_were_set() -> None:
     plain = SamplingParams(8).described()
     assert not set(plain) & {*OPTIONAL, "structure", "top_logprobs"}
-    asked = SamplingParams(8, min_p=0.1, repetition_penalty=1.1, stop="\n\n")
-    assert asked.described() == plain | {"min_p": 0.1, "repetition_penalty": 1.1, "stop": ["\n\n"]}
-    assert asked.optional == ["min_p", "repetition_penalty", "stop"]
-    assert asked.penalties == {"repetition_penalty": 1.1}
+    sampling = SamplingParams(8, min_p=0.1, repetition_penalty=1.1, stop="\n\n")
+    assert sampling.described() == plain | {"min_p": 0.1, "repetition_penalty": 1.1, "stop": ["\n\n"]}
+    assert sampling.optional == ["min_p", "repetition_penalty", "stop"]
+    assert sampling.penalties == {"repetition_penalty": 1.1}
     schema: dict[str, Any] = {"type": "object"}
     structured = SamplingParams(1, structure={"type": "json_schema", "schema": schema})
     schema["type"] = "array"
@@ -128,14 +128,14 @@ UNABLE: list[tuple[Capabilities | None, list[dict[str, Any]]]] = [
 
 @pytest.mark.parametrize(("capabilities", "settings"), UNABLE)
 @in_loop
-async def test_an_engine_refuses_what_it_cannot_do_before_anything_is_sent(capabilities: Any, settings: Any) -> None:
+async def test_unsupported_settings_are_refused_locally(capabilities: Any, settings: Any) -> None:
     engine = ScriptedEngine(lambda prompt, sampling: [1])
     engine.capabilities = capabilities or engine.capabilities
-    for one in settings:
-        sampling = SamplingParams(8, allow_raw_logprobs=True, **one)
-        for work in (engine.generate([1], sampling), collected(Router([engine]).stream([1], sampling))):
+    for options in settings:
+        sampling = SamplingParams(8, allow_raw_logprobs=True, **options)
+        for completion in (engine.generate([1], sampling), collected(Router([engine]).stream([1], sampling))):
             with pytest.raises(EngineRefusal) as refused:
-                await work
+                await completion
             assert refused.value.status is None
     assert engine.requests == []
 
@@ -152,14 +152,14 @@ def test_settings_are_refused_where_logprobs_are_not_of_the_sampled_distribution
         check_logprobs(SamplingParams(8, **{name: value} | {"temperature": 0}), other)
         for fine in (LogprobKind.PROCESSED, LogprobKind.SCALED):
             check_logprobs(sampling, Capabilities(engine="vllm", logprobs=fine))
-    check_logprobs(SamplingParams(8, min_p=0.2), other)  # as top-p: what is left out, not what is changed
+    check_logprobs(SamplingParams(8, min_p=0.2), other)  # like top-p: removes tokens, changes no others
 
 
 TEXTS = st.lists(st.text("aé😀", min_size=1, max_size=3), min_size=1, max_size=3)
 
 
 @given(st.text("aé😀b", max_size=12), st.lists(st.integers(1, 3), max_size=40), TEXTS)
-def test_the_id_that_completes_a_stop_text_is_the_same_however_it_is_cut(
+def test_the_id_that_completes_a_stop_text_does_not_depend_on_the_pieces(
     text: str, sizes: list[int], stops: list[str]
 ) -> None:
     raw, pieces = text.encode(), []

@@ -1,4 +1,4 @@
-"""Several endpoints as one: affinity, load, failover, what must agree."""
+"""Several endpoints as one engine: affinity, load, failover, required agreement."""
 
 import asyncio
 from typing import Any
@@ -31,7 +31,7 @@ async def ask(router: Engine, session: str | None = None, **options: Any) -> int
 
 
 @in_loop
-async def test_a_session_stays_where_it_began() -> None:
+async def test_a_session_stays_on_its_endpoint() -> None:
     router = Router(endpoints())
     homes = {name: await ask(router, name) for name in "abcdef"}
     assert sorted(homes.values()) == [0, 0, 1, 1, 2, 2], "new sessions are spread"
@@ -42,7 +42,7 @@ async def test_a_session_stays_where_it_began() -> None:
 
 
 @in_loop
-async def test_new_requests_go_where_the_fewest_run() -> None:
+async def test_new_requests_go_to_the_endpoint_with_the_fewest_requests() -> None:
     gates = [Gate() for _ in range(3)]
     engines = [FaultyEngine(lambda p, s, at=at: [at] * 4, latency=gate) for at, gate in enumerate(gates)]
     router = Router(engines)
@@ -76,14 +76,14 @@ async def test_a_request_that_was_not_accepted_goes_elsewhere_and_its_session_st
 
 
 @in_loop
-async def test_an_endpoint_that_failed_is_left_alone_and_longer_each_time() -> None:
+async def test_a_failed_endpoint_is_skipped_for_longer_each_time() -> None:
     engines, clock = endpoints(2), Clock()
     router = Router(engines, clock=clock)
-    for rest in (5.0, 10.0, 20.0):
+    for pause in (5.0, 10.0, 20.0):
         engines[0].faults.append(UNAVAILABLE)
         before = len(engines[0].requests)
         assert await ask(router) == 1
-        clock.now += rest - 0.1
+        clock.now += pause - 0.1
         assert await ask(router) == 1
         assert len(engines[0].requests) == before + 1
         clock.now += 0.2
@@ -95,7 +95,7 @@ async def test_an_endpoint_that_failed_is_left_alone_and_longer_each_time() -> N
 
 
 @in_loop
-async def test_before_a_request_is_lost_every_endpoint_is_tried_once() -> None:
+async def test_every_endpoint_is_tried_once_before_a_request_fails() -> None:
     engines, clock = endpoints(3), Clock()
     router = Router(engines, clock=clock)
     for engine in engines:
@@ -108,7 +108,7 @@ async def test_before_a_request_is_lost_every_endpoint_is_tried_once() -> None:
 
 @pytest.mark.parametrize("fault", [GARBAGE, Fault(EngineError)])
 @in_loop
-async def test_what_was_accepted_goes_nowhere_else(fault: Fault) -> None:
+async def test_accepted_requests_do_not_fail_over(fault: Fault) -> None:
     engines = endpoints()
     engines[0].faults.append(fault)
     with pytest.raises(EngineError):
@@ -147,10 +147,10 @@ async def test_a_pause_that_did_not_reach_all_is_an_error() -> None:
     await router.abort("unknown")
 
 
-# -- what must agree
+# -- required agreement
 
 
-def test_engines_whose_rows_could_not_be_told_apart_are_refused() -> None:
+def test_engines_with_different_vocabularies_or_logprobs_are_refused() -> None:
     def engine(**changes: Any) -> Engine:
         return Engine(Capabilities("mine", **changes))
 
@@ -179,7 +179,7 @@ async def test_a_group_stays_together_until_its_endpoint_is_far_ahead() -> None:
 
 
 @in_loop
-async def test_circuits_say_which_endpoints_are_left_alone() -> None:
+async def test_circuits_show_which_endpoints_are_skipped() -> None:
     clock = Clock()
     engines = endpoints(2)
     router = Router(engines, clock=clock, names=["http://a", "http://b"])

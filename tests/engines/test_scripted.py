@@ -1,4 +1,4 @@
-"""Engines that are functions behave as servers do, and are checked as servers are."""
+"""Callback and scripted engines behave like servers, and get the same checks."""
 
 import asyncio
 from typing import Any
@@ -46,12 +46,12 @@ def test_a_reply_is_the_completion(streamed: bool) -> None:
         ([7], [-0.5], None),
     ],
 )
-def test_a_reply_that_cannot_be_used_is_refused(ids: Any, logprobs: Any, finish: str) -> None:
+def test_an_invalid_reply_is_refused(ids: Any, logprobs: Any, finish: str) -> None:
     with pytest.raises(EngineAnswerError):
         sampled(EngineReply(ids, logprobs, finish))
 
 
-def test_the_function_is_not_called_with_what_it_cannot_do() -> None:
+def test_the_function_is_not_called_with_unsupported_settings() -> None:
     for sampling in ({"min_p": 0.1}, {"top_logprobs": 1}, {"stop": ("x",)}, {"stop_token_ids": (11,)}):
         with pytest.raises(EngineRefusal):
             sampled(EngineReply([7], [-0.5], "stop"), **sampling)
@@ -66,16 +66,16 @@ def test_the_function_is_not_called_with_what_it_cannot_do() -> None:
     st.sets(st.integers(0, 9), max_size=2),
     st.integers(0, 4),
 )
-def test_a_stream_is_the_whole(ids: list[int], most: int, stops: set[int], piece: int) -> None:
-    sampling = SamplingParams(most, stop_token_ids=tuple(stops))
+def test_a_stream_equals_the_whole_completion(ids: list[int], max_tokens: int, stops: set[int], piece: int) -> None:
+    sampling = SamplingParams(max_tokens, stop_token_ids=tuple(stops))
     logprobs = [-0.25 * at for at in range(len(ids))]
     engine = ScriptedEngine(lambda prompt, s: EngineReply(ids, logprobs), vocab_size=10, piece=piece, version=3)
     whole = asyncio.run(engine.generate([1], sampling))
     assert same(whole, asyncio.run(collected(engine.stream([1], sampling))))
     end = next((at + 1 for at, one in enumerate(ids) if one in stops), len(ids))
-    assert whole.ids.tolist() == ids[: min(end, most)]
+    assert whole.ids.tolist() == ids[: min(end, max_tokens)]
     assert np.array_equal(whole.logprobs, np.float32(logprobs[: len(whole.ids)]))
-    stopped = len(whole.ids) and (whole.ids[-1] in stops or len(whole.ids) < most)
+    stopped = len(whole.ids) and (whole.ids[-1] in stops or len(whole.ids) < max_tokens)
     assert whole.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
     assert whole.versions == ((VersionSpan(3, 0, len(whole.ids)),) if len(whole.ids) else ())
 

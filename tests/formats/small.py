@@ -1,7 +1,7 @@
 """Families with small vocabularies: a token for every byte, and the family's own control tokens.
 
-A grammar is read off a template and off the names of control tokens, so it is the same as with the whole vocabulary
-(`test_derive` holds both against each other); loading one takes milliseconds instead of seconds.
+A grammar depends only on a template and on the names of control tokens, so it is the same as with the whole vocabulary
+(`test_derive_families` compares both); loading a small one takes milliseconds instead of seconds.
 """
 
 import json
@@ -16,7 +16,7 @@ from tokentrace.tokens import Tokenizer
 
 @cache
 def control_tokens(family: str) -> tuple[str, ...]:
-    """The names of a family's control tokens, without the many that are kept for later use."""
+    """The names of a family's control tokens, without the many that are reserved."""
     text = (family_dir(family) / "tokenizer.json").read_text(encoding="utf-8")
     key = '"added_tokens":'
     start = text.index("[", text.index(key) + len(key))
@@ -44,8 +44,8 @@ def small_tokenizer(family: str) -> Tokenizer:
 
 @cache
 def _renderer(family: str, renderer: str, settings: str) -> Renderer:
-    given = {"chat_template": PYTHON_FORMATS.get(family), **json.loads(settings)}
-    return create_renderer(small_tokenizer(family), renderer, **given)
+    options = {"chat_template": PYTHON_FORMATS.get(family), **json.loads(settings)}
+    return create_renderer(small_tokenizer(family), renderer, **options)
 
 
 def small_renderer(family: str, renderer: str = "default", **settings: Any) -> Renderer:

@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 and V4 write what their reference encoders write, and every character knows its field."""
+"""DeepSeek V3.2 and V4 write what their reference encoders write, and credit every character to its field."""
 
 import copy
 import importlib.util
@@ -36,7 +36,7 @@ system, text, tool, user = conversations.system, conversations.text, conversatio
 
 
 def reminder(content: str) -> dict[str, Any]:
-    """What V4 is told of date and place."""
+    """A message of V4 with the date and place."""
     return {"role": "latest_reminder", "content": content}
 
 
@@ -56,7 +56,7 @@ def reference(family: str) -> ModuleType:
 
 
 def joined(family: str, message: dict[str, Any]) -> Any:
-    """Content in parts as the text that stands for it; only V4's encoder takes parts, and only of tools."""
+    """Content in parts as the equivalent text; only V4's encoder takes parts, and only of tools."""
     content, role = message["content"], message["role"]
     blocks = family == "deepseek-v4" and role in ("user", "tool")
     if not isinstance(content, list) or (blocks and role == "tool"):
@@ -76,22 +76,22 @@ def as_reference(family: str, message: dict[str, Any]) -> dict[str, Any]:
     reasoning = [message.pop(name) for name in REASONING_FIELDS if name in message]
     for value in reasoning[:1]:
         message |= {"reasoning": value, "reasoning_content": value}
-    for made in message.get("tool_calls") or ():
-        function = made["function"]
+    for tool_call in message.get("tool_calls") or ():
+        function = tool_call["function"]
         if family == "deepseek-v4" and not isinstance(function["arguments"], str):
             function["arguments"] = json.dumps(function["arguments"])
     return message
 
 
 def expected(family: str, messages: list[dict[str, Any]], tools: Any, **options: Any) -> str | Exception:
-    """What the encoder writes, or why it does not."""
+    """The text that the encoder writes, or the error that it raises."""
     try:
-        given = [as_reference(family, message) for message in messages]
-        if tools and (not given or given[0]["role"] != "system"):
-            given.insert(0, {"role": "system", "content": ""})
+        inputs = [as_reference(family, message) for message in messages]
+        if tools and (not inputs or inputs[0]["role"] != "system"):
+            inputs.insert(0, {"role": "system", "content": ""})
         if tools:
-            given[0]["tools"] = copy.deepcopy(tools)
-        text: str = reference(family).encode_messages(given, **{"thinking_mode": "chat", **options})
+            inputs[0]["tools"] = copy.deepcopy(tools)
+        text: str = reference(family).encode_messages(inputs, **{"thinking_mode": "chat", **options})
     except Exception as error:
         return error
     return text
@@ -106,15 +106,15 @@ def render(family: str, messages: list[dict[str, Any]], tools: Any = None, **opt
 
 
 def check(family: str, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> Rendering | None:
-    """Ours is the reference's text, with either flag; or both refuse, and ours says why (then None)."""
-    wanted = expected(family, messages, tools, **options)
-    if isinstance(wanted, Exception):
+    """Our text is the reference's, with either flag; or both refuse, ours with its own error (then None)."""
+    theirs = expected(family, messages, tools, **options)
+    if isinstance(theirs, Exception):
         with pytest.raises(TemplateError) as refusal:
             render(family, messages, tools, **options)
         assert "the template failed" not in str(refusal.value)
         return None
     rendering = render(family, messages, tools, **options)
-    assert rendering.text == wanted
+    assert rendering.text == theirs
     assert render(family, messages, tools, add_generation_prompt=False, **options) == rendering
     check_turns(rendering, messages)
     return rendering
@@ -134,7 +134,7 @@ def check_turns(rendering: Rendering, messages: list[dict[str, Any]]) -> None:
 def credited(rendering: Rendering, *origin: str | int) -> str:
     """The text that came from a field, or from anything inside it."""
     spans = rendering.spans()
-    return "".join(piece for piece, _, found in spans if found and found[: len(origin)] == origin)
+    return "".join(piece for piece, _, source in spans if source and source[: len(origin)] == origin)
 
 
 def turn_text(rendering: Rendering, index: int) -> str:
@@ -146,7 +146,7 @@ def turn_text(rendering: Rendering, index: int) -> str:
 SEARCH = tool("search", "Find “pages”.", {"q": {"type": "string"}, "n": {"type": "integer"}}, ["q"])
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
 
-OWN: dict[str, Conversation] = {
+EXTRA: dict[str, Conversation] = {
     "system_response_format": Conversation([SYS | {"response_format": SCHEMA}, HI], SIMPLE),
     "system_without_content": Conversation([{"role": "system"}, HI], SIMPLE),
     "system_none": Conversation([system(None), HI]),
@@ -168,8 +168,8 @@ OWN: dict[str, Conversation] = {
     "task_unknown": Conversation([HI | {"task": "sing"}]),
     "task_unknown_unused": Conversation([HI | {"task": "sing"}, user("b")]),
 }
-"""What the random conversations below do not have."""
-MATRIX = CONVERSATIONS | OWN
+"""Cases that the random conversations below do not cover."""
+MATRIX = CONVERSATIONS | EXTRA
 
 MODES = itertools.product(("chat", "thinking"), (True, False))
 OPTIONS = [{"thinking_mode": mode, "drop_thinking": drop} for mode, drop in MODES]
@@ -187,7 +187,7 @@ def test_text_is_the_references(family: str, name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("messages", "variables", "at", "says"),
+    ("messages", "variables", "at", "error"),
     [
         ([HI, {"role": "critic", "content": "No."}, HI], {}, 1, 'no role "critic"'),
         ([HI, {"role": "critic", "content": "No."}, HI], {"thinking": True}, 1, 'no role "critic"'),
@@ -202,9 +202,9 @@ def test_text_is_the_references(family: str, name: str) -> None:
     ],
 )
 def test_refusals_name_the_message(
-    family: str, messages: list[dict[str, Any]], variables: dict[str, Any], at: int | None, says: str
+    family: str, messages: list[dict[str, Any]], variables: dict[str, Any], at: int | None, error: str
 ) -> None:
-    with pytest.raises(TemplateError, match=says) as refusal:
+    with pytest.raises(TemplateError, match=error) as refusal:
         render(family, messages, **variables)
     assert refusal.value.message == at
 
@@ -251,8 +251,8 @@ extra_keys = st.fixed_dictionaries(
 def exchanges(draw: st.DrawFn) -> list[dict[str, Any]]:
     """An assistant's turn with calls, and results in some order, at times one too few or too many."""
     names = [f"id{n}" for n in range(draw(st.integers(1, 3)))]
-    given = draw(st.sampled_from([arguments, arguments.map(json.dumps)]))
-    calls = [call(draw(words), draw(given), name) for name in names]
+    form = draw(st.sampled_from([arguments, arguments.map(json.dumps)]))
+    calls = [call(draw(words), draw(form), name) for name in names]
     thought = draw(st.none() | contents)
     answered = draw(st.permutations(names))[: draw(st.sampled_from([3, 3, 3, 1]))]
     answered += draw(st.sampled_from([[], [], [], ["id9"]]))
@@ -287,7 +287,7 @@ def dialogues(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
 def test_any_conversation_is_written_as_the_reference_does(family: str, data: st.DataObject) -> None:
     messages = data.draw(dialogues(family))
     if family == "deepseek-v3.2" and messages[0]["role"] == "tool":
-        return  # see test_refusals_of_v32
+        return  # the reference takes the calls of the last message for those before the first
     tools = data.draw(st.sampled_from([None, SIMPLE, ALL]))
     options = data.draw(st.sampled_from(OPTIONS))
     if family == "deepseek-v4":
@@ -336,8 +336,8 @@ def check_origins(
         if not any(message.get("task") for message in messages):  # the answer to a task has no reasoning
             thinks = thinking and (not drop or index > last)
             assert thought == (message.get("reasoning_content") or "" if thinks else "")
-        for nth, made in enumerate(message.get("tool_calls", ())):
-            field, function = ("messages", index, "tool_calls", nth, "function"), made["function"]
+        for nth, tool_call in enumerate(message.get("tool_calls", ())):
+            field, function = ("messages", index, "tool_calls", nth, "function"), tool_call["function"]
             assert credited(rendering, *field, "name") == function["name"]
             values = (
                 json.loads(function["arguments"]) if isinstance(function["arguments"], str) else function["arguments"]

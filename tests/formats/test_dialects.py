@@ -1,4 +1,4 @@
-"""Dialects: that those written by hand read what the derived ones read, and how one is chosen."""
+"""Dialects written by hand read what derived grammars read; and how a dialect is chosen."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -11,7 +11,7 @@ from tests.assets import FAMILIES
 from tests.conversations import assistant, call
 from tests.formats.small import made_up_renderer, small_renderer
 from tests.parsing.test_robustness import delimiter_ids
-from tests.parsing.test_streaming import QUIET, TOOLS, completion, messages, mutated, renderer
+from tests.parsing.test_streaming import QUIET, TOOLS, completion, messages, mutated, renderer_of
 from tests.support import FULL, per_family
 from tokentrace import Renderer
 from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of
@@ -31,28 +31,28 @@ WITH_DIALECT: Final = [family for family in FAMILIES if family != "gemma-3"]
 
 @per_family
 def compiled(family: str) -> tuple[Compiled, Compiled]:
-    """The derived grammar, and the same with the dialect as it is written by hand.
+    """The derived grammar, and the same grammar with the calls or channels of its dialect.
 
-    White space around and between calls is the template's, so the dialect takes it over; and that between two control
-    tokens of one delimiter, which are looked for as one where the template writes none. Nothing else.
+    The dialect takes over nothing but white space of the template: around and between calls, and between two control
+    tokens of one delimiter, which are matched as one if the template writes none between them.
     """
-    made = renderer(family)
-    grammar = made.grammar()
+    renderer = renderer_of(family)
+    grammar = renderer.grammar()
     name = dialect_of(grammar.calls, grammar.channels)
     assert name is not None
     dialect = DIALECTS[name]
     if dialect.calls is not None and grammar.calls is not None:
-        own = grammar.calls
-        by_hand = replace(dialect.calls, before=own.before, after=own.after)
-        if not (own.separator.strip() or by_hand.separator.strip()):
-            by_hand = replace(by_hand, separator=own.separator)
-        if "".join(own.value_open.split()) == "".join(by_hand.value_open.split()):
-            by_hand = replace(by_hand, value_open=own.value_open)
+        calls = grammar.calls
+        by_hand = replace(dialect.calls, before=calls.before, after=calls.after)
+        if not (calls.separator.strip() or by_hand.separator.strip()):
+            by_hand = replace(by_hand, separator=calls.separator)
+        if "".join(calls.value_open.split()) == "".join(by_hand.value_open.split()):
+            by_hand = replace(by_hand, value_open=calls.value_open)
         other = grammar.replace(calls=by_hand)
     else:
         other = grammar.replace(channels=dialect.channels)
-    stops = made.get_stop_token_ids()
-    marked = MarkedBytes(made.tokenizer.vocabulary)
+    stops = renderer.get_stop_token_ids()
+    marked = MarkedBytes(renderer.tokenizer.vocabulary)
     return Compiled(grammar, marked, stops), Compiled(other, marked, stops)
 
 
@@ -62,8 +62,8 @@ def test_a_dialect_by_hand_reads_what_the_derived_grammar_reads(any_family: str)
     seen: set[CallStatus] = set()
 
     def agree(ids: list[int], tools: Any, prompt: list[int] | None) -> None:
-        asked = None if prompt is None else derived.prompt_bytes(prompt)
-        parsers = [StreamingParser(some, Tools(tools), asked) for some in (derived, by_hand)]
+        prompt_bytes = None if prompt is None else derived.prompt_bytes(prompt)
+        parsers = [StreamingParser(some, Tools(tools), prompt_bytes) for some in (derived, by_hand)]
         for parser in parsers:
             parser.feed(ids)
         one, other = (parser.response for parser in parsers)
@@ -99,16 +99,16 @@ def plain(**parsers: Any) -> Renderer:
     return made_up_renderer(PLAIN, "<|a|>", "<|u|>", "<|end|>", **parsers)
 
 
-def read(made: Renderer, text: str) -> ParsedResponse:
-    """A completion that is written so and then stops; control tokens are written by name."""
-    return made.parse_response([*made.tokenizer.encode(text).tolist(), made.get_stop_token_ids()[0]])
+def read(renderer: Renderer, text: str) -> ParsedResponse:
+    """Parse this text with a stop token after it; control tokens are written by name."""
+    return renderer.parse_response([*renderer.tokenizer.encode(text).tolist(), renderer.get_stop_token_ids()[0]])
 
 
 def called(response: ParsedResponse) -> list[tuple[str | None, Any, CallStatus]]:
     return [(parsed.name, parsed.arguments, parsed.status) for parsed in response.tool_calls]
 
 
-LOOKED: Final = [("look_up", {"place": "Rome"}, CallStatus.OK)]
+EXPECTED: Final = [("look_up", {"place": "Rome"}, CallStatus.OK)]
 
 
 @pytest.mark.parametrize(
@@ -117,29 +117,29 @@ LOOKED: Final = [("look_up", {"place": "Rome"}, CallStatus.OK)]
     ids=["name", "server's name", "dialect", "calls", "own dialect"],
 )
 def test_a_dialect_is_chosen_by_name_or_by_itself(parser: Any) -> None:
-    made = plain(tool_parser=parser)
-    assert made.grammar().calls == DIALECTS["hermes"].calls
-    assert called(read(made, CALL_TEXT)) == LOOKED
+    renderer = plain(tool_parser=parser)
+    assert renderer.grammar().calls == DIALECTS["hermes"].calls
+    assert called(read(renderer, CALL_TEXT)) == EXPECTED
 
 
 @pytest.mark.parametrize("parser", ["think", "deepseek_r1", Frame("<think>", close="</think>")])
 def test_a_template_without_reasoning_can_be_given_some(parser: Any) -> None:
-    said = "<think>Hm.</think>Hello."
-    assert read(plain(), said).content == said
-    made = plain(reasoning_parser=parser)
-    assert made.grammar() == plain().grammar().replace(reasoning=REASONING["think"])
-    response = read(made, said)
+    text = "<think>Hm.</think>Hello."
+    assert read(plain(), text).content == text
+    renderer = plain(reasoning_parser=parser)
+    assert renderer.grammar() == plain().grammar().replace(reasoning=REASONING["think"])
+    response = read(renderer, text)
     assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
 
 
 def test_reasoning_that_the_prompt_opens_is_read_with_a_given_parser() -> None:
-    made = made_up_renderer(
+    renderer = made_up_renderer(
         PLAIN.replace("<|a|>{% endif %}", "<|a|>[THINK]{% endif %}"),
         *("<|a|>", "<|u|>", "<|end|>", "[THINK]", "[/THINK]"),
         reasoning_parser="brackets",
     )
-    assert made.grammar().opens_reasoning
-    response = read(made, "Hm.[/THINK]Hello.")
+    assert renderer.grammar().opens_reasoning
+    response = read(renderer, "Hm.[/THINK]Hello.")
     assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
 
 

@@ -24,10 +24,10 @@ from tokentrace.parsing.response import CallStatus
 
 SETTINGS: Final = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 NOT_BESIDE: Final = "the template shows no content before tool calls"
-WRITTEN: Final = [family for family in FAMILIES if family not in ("gemma-3", "gpt-oss")]
-"""Families that write calls, and not in messages of their own."""
+CALLING: Final = [family for family in FAMILIES if family not in ("gemma-3", "gpt-oss")]
+"""Families that write calls inside the answer's message."""
 
-Given = dict[str, Any]
+Call = dict[str, Any]
 """A call: name, arguments and id."""
 
 WORDS: Final = st.text("abcxyzéß日🙂_", min_size=1, max_size=6)
@@ -41,13 +41,13 @@ NESTED: Final = st.recursive(
 )
 
 
-def calls_of(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[list[Given]]:
+def calls_of(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[list[Call]]:
     arguments = st.dictionaries(st.sampled_from(["place", "days", "where_to", "note"]), values, max_size=3)
     names = st.lists(st.tuples(st.sampled_from(["look_up", "stop"]), arguments), min_size=1, max_size=most)
     return names.map(
         lambda some: [
-            {"name": name, "arguments": given_ones, "id": f"functions.{name}:{at}"}
-            for at, (name, given_ones) in enumerate(some)
+            {"name": name, "arguments": mapping, "id": f"functions.{name}:{at}"}
+            for at, (name, mapping) in enumerate(some)
         ]
     )
 
@@ -55,19 +55,19 @@ def calls_of(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy
 # -- what templates write
 
 
-def turn_text(made: Renderer, calls: list[Given], content: str) -> tuple[str, list[Given]]:
-    """A turn as the template writes it up to its stop token, and the calls with the ids that it was given."""
+def turn_text(renderer: Renderer, calls: list[Call], content: str) -> tuple[str, list[Call]]:
+    """A turn up to its stop token as the template writes it, and its calls with the ids that were rendered."""
     short = [one | {"id": f"call0000{at}"} for at, one in enumerate(calls)]
     forms = [(calls, False), (short, False), (calls, True)]
     for (some, as_text), words in itertools.product(forms, dict.fromkeys((content, content or None))):
         arguments = [json.dumps(one["arguments"], ensure_ascii=False) if as_text else one["arguments"] for one in some]
         parts = [call(one["name"], values, one["id"]) for one, values in zip(some, arguments, strict=True)]
         try:
-            rendered = made.render([user("Hi."), assistant(words, *parts)])
+            rendered = renderer.render([user("Hi."), assistant(words, *parts)])
         except TokentraceError:
             continue
         ids = rendered.token_ids[rendered.turns[-1].start : rendered.turns[-1].stop]
-        text = made.tokenizer.decode(ids[:-1] if ids[-1] in made.get_stop_token_ids() else ids)
+        text = renderer.tokenizer.decode(ids[:-1] if ids[-1] in renderer.get_stop_token_ids() else ids)
         if all(one["name"] in text for one in some):
             return text, some
     raise AssertionError("the template does not write these calls")
@@ -76,19 +76,19 @@ def turn_text(made: Renderer, calls: list[Given], content: str) -> tuple[str, li
 @cache
 def shape(family: str) -> tuple[Renderer, CallGrammar, str, int]:
     """A renderer, its grammar, content that may stand before calls, and how many calls may stand in a turn."""
-    made = small_renderer(family, trusted=[])
-    grammar = made.grammar()
+    renderer = small_renderer(family, trusted=[])
+    grammar = renderer.grammar()
     assert grammar.calls is not None
     content = "" if NOT_BESIDE in grammar.notes else "I look."
-    return made, grammar.calls, content, 1 if ONE_CALL in grammar.notes else 3
+    return renderer, grammar.calls, content, 1 if ONE_CALL in grammar.notes else 3
 
 
 BLANK: Final = frozenset({"deepseek-v3.2", "deepseek-v4"})
-"""Families that leave a line blank where a call has no arguments: grammars have no word for that."""
+"""Families that leave a line blank where a call has no arguments: a grammar cannot express that."""
 
 
-def as_many(family: str, calls: list[Given]) -> list[Given]:
-    """Two calls where the template writes one, or three, so that they are not even closed."""
+def as_many(family: str, calls: list[Call]) -> list[Call]:
+    """Exactly two calls for DeepSeek V3: its template does not close one, and closes three twice."""
     return [*calls, *calls][:2] if family == "deepseek-v3" else calls
 
 
@@ -96,36 +96,36 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.parametrize("family", CALLING)
 def test_a_derived_grammar_writes_calls_as_its_template_does(family: str) -> None:
-    made, grammar, content, most = shape(family)
+    renderer, grammar, content, most = shape(family)
     dialect = DIALECTS[str(dialect_of(grammar, None))]
     scalars = TEXTS if grammar.style is Style.TREE else TEXTS | st.booleans() | st.none()
 
     @SETTINGS
     @given(calls_of(scalars | NESTED, most), st.sampled_from(["", content]))
-    def law(calls: list[Given], said: str) -> None:
-        text, given_calls = turn_text(made, as_many(family, calls), said)
-        written = said + write_calls(grammar, given_calls, beside=bool(said))
-        if family in BLANK and any(not one["arguments"] for one in given_calls):
-            text, written = squeezed(text), squeezed(written)
-        assert text.endswith(written)
-        if all(not isinstance(value, bool | None) for one in given_calls for value in one["arguments"].values()):
-            assert squeezed(dialect.format(given_calls, content=said)) == squeezed(written)
-        before = squeezed(text[: len(text) - len(written)])
-        reasoning = made.grammar().reasoning
+    def law(calls: list[Call], words: str) -> None:
+        text, final_calls = turn_text(renderer, as_many(family, calls), words)
+        expected = words + write_calls(grammar, final_calls, beside=bool(words))
+        if family in BLANK and any(not one["arguments"] for one in final_calls):
+            text, expected = squeezed(text), squeezed(expected)
+        assert text.endswith(expected)
+        if all(not isinstance(value, bool | None) for one in final_calls for value in one["arguments"].values()):
+            assert squeezed(dialect.format(final_calls, content=words)) == squeezed(expected)
+        before = squeezed(text[: len(text) - len(expected)])
+        reasoning = renderer.grammar().reasoning
         assert before in ("", *((reasoning.close, reasoning.open + reasoning.close) if reasoning else ()))
 
     law()
 
 
 def test_harmony_writes_a_call_as_the_template_does() -> None:
-    made = small_renderer("gpt-oss", trusted=[])
+    renderer = small_renderer("gpt-oss", trusted=[])
 
     @SETTINGS
     @given(calls_of(TEXTS | NESTED, 1))
-    def law(calls: list[Given]) -> None:
-        rendered = made.render([user("Hi."), assistant("", call(calls[0]["name"], calls[0]["arguments"]))])
+    def law(calls: list[Call]) -> None:
+        rendered = renderer.render([user("Hi."), assistant("", call(calls[0]["name"], calls[0]["arguments"]))])
         assert rendered.text.endswith("<|start|>assistant" + DIALECTS["harmony"].format(calls))
 
     law()
@@ -146,7 +146,7 @@ TYPED: Final = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-def reading(dialect: Dialect) -> Renderer:
+def renderer_for(dialect: Dialect) -> Renderer:
     """A renderer with a vocabulary that has the dialect's control tokens, for a template that shows no calls.
 
     Channels are read with their own template: what ends a call there has to be a stop token.
@@ -158,13 +158,13 @@ def reading(dialect: Dialect) -> Renderer:
 
 
 def read_back(dialect: Dialect, arguments: list[Mapping[str, Any]], content: str) -> None:
-    made = reading(dialect)
+    renderer = renderer_for(dialect)
     calls = [{"name": "look_up", "arguments": one, "id": f"functions.look_up:{at}"} for at, one in enumerate(arguments)]
-    ids = made.tokenizer.encode(dialect.format(calls, content=content)).tolist()
-    stop = [] if dialect.channels is not None else made.tokenizer.encode("<|eot|>").tolist()
-    response = made.parse_response([*ids, *stop], tools=TOOLS)
-    found = [(one.name, one.arguments, one.status) for one in response.tool_calls]
-    assert found == [(one["name"], one["arguments"], CallStatus.OK) for one in calls]
+    ids = renderer.tokenizer.encode(dialect.format(calls, content=content)).tolist()
+    stop = [] if dialect.channels is not None else renderer.tokenizer.encode("<|eot|>").tolist()
+    response = renderer.parse_response([*ids, *stop], tools=TOOLS)
+    parsed = [(one.name, one.arguments, one.status) for one in response.tool_calls]
+    assert parsed == [(one["name"], one["arguments"], CallStatus.OK) for one in calls]
     assert response.content == content
 
 
@@ -172,7 +172,7 @@ def read_back(dialect: Dialect, arguments: list[Mapping[str, Any]], content: str
 def test_what_a_dialect_writes_is_read_back(name: str) -> None:
     dialect = DIALECTS[name]
     bare = name in ("llama-json", "pythonic")
-    """Calls that nothing sets off from content are found only where none comes before them."""
+    """Calls without an opener are found only if no content comes before them."""
 
     @SETTINGS
     @given(st.data())
@@ -183,7 +183,7 @@ def test_what_a_dialect_writes_is_read_back(name: str) -> None:
     law()
 
 
-OWN: Final = {
+CUSTOM: Final = {
     "a name as the only key": CallGrammar(Style.JSON_CALL, open="<call>", close="</call>", named_key=True),
     "keys in keys": CallGrammar(
         Style.JSON_CALL, open="<call>", close="</call>",
@@ -204,12 +204,12 @@ OWN: Final = {
 """Grammars that no dialect has."""
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_what_a_grammar_of_one_s_own_writes_is_read_back(name: str) -> None:
+@pytest.mark.parametrize("name", CUSTOM)
+def test_what_a_custom_grammar_writes_is_read_back(name: str) -> None:
     @SETTINGS
     @given(st.lists(TYPED, min_size=1, max_size=3))
     def law(arguments: list[Mapping[str, Any]]) -> None:
-        read_back(Dialect("mine", OWN[name]), arguments, "I look.")
+        read_back(Dialect("mine", CUSTOM[name]), arguments, "I look.")
 
     law()
 

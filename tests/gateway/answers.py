@@ -1,4 +1,4 @@
-"""Completions on their way to a client, made of real tokens, whole and in pieces."""
+"""Completions of real tokens, as whole replies and as the pieces of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ CUT_OFF = {
 }
 
 
-def renderer(family: str) -> Renderer:
+def renderer_of(family: str) -> Renderer:
     return pocket() if family == "pocket" else make_renderer(family, trusted=[])
 
 
@@ -61,46 +61,46 @@ def renderer(family: str) -> Renderer:
 class Sampled:
     reply: Reply
     pieces: list[tuple[list[ItemChange], Delta | None]]
-    """What a stream is fed: the changes and tokens of each piece."""
+    """The changes and tokens of each piece, as an encoder is fed them."""
 
 
 def sampled(
-    made: Renderer,
+    renderer: Renderer,
     ids: Sequence[int],
     options: AnswerOptions | None = None,
     *,
     size: int = 1,
-    ended: FinishReason = FinishReason.STOP,
+    finish_reason: FinishReason = FinishReason.STOP,
     turn: str = "t",
     cached: int | None = None,
     stop: Sequence[str] = (),
 ) -> Sampled:
-    """A completion in pieces of `size` tokens; its logprobs tell where each token is."""
+    """A completion in pieces of `size` tokens. Each logprob is that of one position only."""
     options = options or AnswerOptions()
-    parser = made.streaming_parser(tools=[LOOK], prompt_ids=answered(made))
+    parser = renderer.streaming_parser(tools=[LOOK], prompt_ids=answered(renderer))
     stream = ItemStream(f"call{turn}{{}}".format, options, stop)
     numbers = np.asarray(ids, np.int32)
     logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 64
-    tops = [[(int(one), float(logprob)), (0, -50.0)] for one, logprob in zip(ids, logprobs, strict=True)]
+    tops = [[(int(id), float(logprob)), (0, -50.0)] for id, logprob in zip(ids, logprobs, strict=True)]
     pieces: list[tuple[list[ItemChange], Delta | None]] = []
     for start in range(0, len(ids), size):
         cut = slice(start, start + size)
         delta = Delta(numbers[cut], logprobs[cut], channels={"top_logprobs": tops[cut]})
         pieces.append((stream.feed(parser.feed(ids[cut])), delta))
-    completion = Completion(numbers, logprobs, ended, cached_tokens=cached, channels={"top_logprobs": tops})
+    completion = Completion(numbers, logprobs, finish_reason, cached_tokens=cached, channels={"top_logprobs": tops})
     reply, changes = finish_reply(parser, stream, completion)
     return Sampled(reply, [*pieces, (changes, None)])
 
 
-def written(
-    made: Renderer, text: str, options: AnswerOptions | None = None, *, stops: bool = True, **more: Any
+def from_text(
+    renderer: Renderer, text: str, options: AnswerOptions | None = None, *, stops: bool = True, **more: Any
 ) -> Sampled:
-    ids = [*ids_of(made, (text,)), *(made.get_stop_token_ids()[:1] if stops else ())]
-    return sampled(made, ids, options, ended=FinishReason.STOP if stops else FinishReason.LENGTH, **more)
+    ids = [*ids_of(renderer, (text,)), *(renderer.get_stop_token_ids()[:1] if stops else ())]
+    return sampled(renderer, ids, options, finish_reason=FinishReason.STOP if stops else FinishReason.LENGTH, **more)
 
 
 def expected_message(choice: Sampled, turn: str = "t") -> dict[str, Any]:
-    """The message that OpenAI's clients get: attempts with a name are calls, all others text."""
+    """The message that OpenAI's clients get: call attempts with a name are calls, all others are text."""
     response, texts, calls = choice.reply.response, list[str](), list[dict[str, Any]]()
     for part in response.parts:
         attempt = None if part.call is None else response.tool_calls[part.call]
@@ -117,10 +117,10 @@ def expected_message(choice: Sampled, turn: str = "t") -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def head_of(made: Renderer, request: Request | None = None, *, n: int = 1, **options: Any) -> Head:
+def head_of(renderer: Renderer, request: Request | None = None, *, n: int = 1, **options: Any) -> Head:
     request = request or Request(messages=[user("Hi.")], tools=[LOOK], n=n, answer=AnswerOptions(**options))
-    prompt_ids = np.asarray(answered(made), np.int32)
-    return Head(request, "a1b2", 17, "m", prompt_ids, made.tokenizer.vocabulary.token_bytes)
+    prompt_ids = np.asarray(answered(renderer), np.int32)
+    return Head(request, "a1b2", 17, "m", prompt_ids, renderer.tokenizer.vocabulary.token_bytes)
 
 
 def streamed(dialect: type[Dialect], head: Head, choices: Sequence[Sampled]) -> list[dict[str, Any]]:

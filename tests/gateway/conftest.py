@@ -1,4 +1,4 @@
-"""A gateway with the embedded model, and places for a store in SQLite and in PostgreSQL."""
+"""Fixtures: a gateway with the embedded model, and locations for stores in SQLite and in PostgreSQL."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["place", "postgres"]
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Any]:
-    from tests.gateway.server import gateway_server  # not above: `make quick` has no starlette
+    from tests.gateway.server import gateway_server  # here, because `make quick` has no starlette
 
     with gateway_server() as server:
         yield server

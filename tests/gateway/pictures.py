@@ -1,4 +1,4 @@
-"""The picture of docs/gateway.md, made from a session that is really recorded: python -m tests.gateway.pictures."""
+"""Makes the picture of docs/gateway.md from a recorded session: python -m tests.gateway.pictures."""
 
 import sys
 from pathlib import Path

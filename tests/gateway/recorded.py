@@ -1,4 +1,4 @@
-"""Sessions for tests, recorded without a server: real prompts of a renderer, completions that a test chooses."""
+"""Sessions recorded without a server: real prompts of a renderer, completions chosen by the test."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def results(reply: Message, *texts: str) -> list[Message]:
 
 @dataclass
 class Recorder:
-    """A session, and what its engine saw and sampled in each turn."""
+    """A session, with the prompt and the completion of each turn."""
 
     renderer: Renderer
     session: SessionRecord = field(default_factory=lambda: SessionRecord(Trajectory(name="recorded")))
@@ -63,7 +63,7 @@ class Recorder:
     turns: list[RecordedTurn] = field(default_factory=list)
     records: list[TurnRecord] = field(default_factory=list)
 
-    def asked(self, messages: Sequence[Message], tools: Sequence[Message] | None = TOOLS) -> Conversation:
+    def conversation(self, messages: Sequence[Message], tools: Sequence[Message] | None = TOOLS) -> Conversation:
         return Conversation(list(messages), tools, self.renderer, root_key(tools, {}, ""))
 
     def prepare(
@@ -77,9 +77,9 @@ class Recorder:
         version: str | int = 1,
         **details: Any,
     ) -> PreparedTurn:
-        """A turn in which the engine samples these ids after these messages, not recorded yet."""
+        """Prepare, but do not record, a turn in which the engine samples these ids after these messages."""
         number, before = len(self.turns), self.session.trajectory.num_writes
-        placed = self.session.place(self.asked(messages, tools))
+        placed = self.session.place(self.conversation(messages, tools))
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8 - number
         spans = (VersionSpan(version, 0, len(ids)),) if ids else ()
         completion = Completion(
@@ -87,15 +87,15 @@ class Recorder:
         )
         response = self.renderer.parse_response(list(ids), tools=tools, prompt_ids=placed.ids)
         reply = response.to_message(call_id=lambda index: f"call{number:03}{index:02}")
-        about = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
-        prepared = self.session.prepare(placed, completion, reply, about, {"temperature": 1.0})
+        info = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
+        prepared = self.session.prepare(placed, completion, reply, info, {"temperature": 1.0})
         assert (len(self.session.turns), self.session.trajectory.num_writes) == (number, before), "nothing has changed"
         self.prompts.append(placed.ids.tolist())
         self.completions.append(completion)
         return prepared
 
     def apply(self, prepared: PreparedTurn) -> RecordedTurn:
-        """Record a turn. A branch shares all that is recorded."""
+        """Record a turn. A new branch must share the longest recorded prefix."""
         trajectory, turn = self.session.trajectory, prepared.turn
         before = [trajectory.stream(branch) for branch in range(trajectory.num_branches)]
         self.session.apply(prepared)
@@ -108,7 +108,7 @@ class Recorder:
 
 
 class Bench(Recorder):
-    """A scripted agent over one session: the model samples what a test says, and all that is recorded is checked."""
+    """A scripted agent in one session: the model samples what the test chooses, and `check` checks the record."""
 
     def __init__(self, family: str) -> None:
         super().__init__(make_renderer(family))
@@ -118,7 +118,7 @@ class Bench(Recorder):
         return self.apply(self.prepare(wire, self._completion(script, tools), tools)).reply
 
     def _completion(self, script: Message, tools: Sequence[Message] | None) -> list[int]:
-        """The ids that a model samples when it says this: those of its turn in a conversation of two messages."""
+        """The ids of a scripted reply: those of its turn in a rendered conversation of two messages."""
         try:
             rendered = self.renderer.render([user("x"), script], tools=tools)
         except TemplateError:  # gpt-oss writes either reasoning or content before a call
@@ -131,32 +131,32 @@ class Bench(Recorder):
         return [None if turn.cause is None else turn.cause.cause.value for turn in self.turns]
 
     def check(self, rows: int) -> None:
-        """What the engine saw and sampled is what is recorded and exported, each sampled token with loss once."""
-        made = {row.branch: row for row in trajectory_samples(self.session.trajectory)}
-        assert len(made) == rows
+        """Check that prompts and completions are recorded and exported, each sampled token with loss once."""
+        samples = {row.branch: row for row in trajectory_samples(self.session.trajectory)}
+        assert len(samples) == rows
         for turn, prompt, completion in zip(self.turns, self.prompts, self.completions, strict=True):
-            row = made[turn.branch]
+            row = samples[turn.branch]
             assert row.ids[: turn.stop].tolist() == [*prompt, *completion.ids.tolist()]
             assert row.mask[turn.start : turn.stop].all()
             assert row.logprobs is not None
             assert row.logprobs[turn.start : turn.stop].tolist() == completion.logprobs.tolist()
         sampled = sum(len(completion.ids) for completion in self.completions)
-        assert sum(int(row.mask.sum()) for row in made.values()) == sampled
+        assert sum(int(row.mask.sum()) for row in samples.values()) == sampled
         self._check_replay()
 
     def replayed(self) -> SessionRecord:
-        again = SessionRecord(Trajectory(name="recorded"))
+        session = SessionRecord(Trajectory(name="recorded"))
         for record in self.records:
-            again.replay(record)
-        return again
+            session.replay(record)
+        return session
 
     def _check_replay(self) -> None:
-        again = self.replayed()
-        assert again.turns == self.session.turns
+        replayed = self.replayed()
+        assert replayed.turns == self.session.turns
         for branch in range(self.session.trajectory.num_branches):
-            assert again.trajectory.stream(branch).tolist() == self.session.trajectory.stream(branch).tolist()
-        last = self.asked([*self.session.conversation(len(self.turns) - 1), user("And then?")])
-        assert again.place(last).ids.tolist() == self.session.place(last).ids.tolist()
+            assert replayed.trajectory.stream(branch).tolist() == self.session.trajectory.stream(branch).tolist()
+        last = self.conversation([*self.session.conversation(len(self.turns) - 1), user("And then?")])
+        assert replayed.place(last).ids.tolist() == self.session.place(last).ids.tolist()
 
 
 class Recording(Recorder):
@@ -164,37 +164,37 @@ class Recording(Recorder):
         super().__init__(renderer, SessionRecord(Trajectory(name=id)))
         self.store, self.id = store, id
 
-    async def begin(self, **about: Any) -> Recording:
-        await self.store.create(SessionInfo(self.id, State.OPEN, about.pop("created", 1.0), **about))
+    async def begin(self, **fields: Any) -> Recording:
+        await self.store.create(SessionInfo(self.id, State.OPEN, fields.pop("created", 1.0), **fields))
         return self
 
-    async def turn(self, messages: Sequence[Message], said: Sequence[int], **more: Any) -> RecordedTurn:
-        """Record that the engine said this after these messages, and its stop token unless it has another reason."""
-        stops = more.get("reason", FinishReason.STOP) is FinishReason.STOP
-        ids = [*said, *(self.renderer.get_stop_token_ids()[:1] if stops else [])]
-        prepared = self.prepare(messages, ids, **more)
+    async def turn(self, messages: Sequence[Message], sampled: Sequence[int], **details: Any) -> RecordedTurn:
+        """Record a turn with these sampled ids, and the stop token if the finish reason is STOP."""
+        stops = details.get("reason", FinishReason.STOP) is FinishReason.STOP
+        ids = [*sampled, *(self.renderer.get_stop_token_ids()[:1] if stops else [])]
+        prepared = self.prepare(messages, ids, **details)
         await self.store.append(self.id, prepared.record, request=f"q{prepared.turn.number}")
         return self.apply(prepared)
 
 
-async def random_tree(recording: Recording, chance: random.Random, turns: int) -> None:
-    """Conversations that go on, go back, say something else in the middle, and begin anew; some end cut off."""
+async def random_tree(recording: Recording, rng: random.Random, turns: int) -> None:
+    """Record conversations that continue, go back, are edited, and begin anew; some replies are cut off."""
     pasts: list[list[Message]] = [[]]
     for number in range(turns):
-        past = chance.choice(pasts)
-        match chance.randrange(5):
+        past = rng.choice(pasts)
+        match rng.randrange(5):
             case 0 if past:  # an earlier point
-                past = past[: chance.randrange(0, len(past), 2)]
+                past = past[: rng.randrange(0, len(past), 2)]
             case 1 if len(past) > 2:  # an edit
-                at = chance.randrange(0, len(past), 2)
+                at = rng.randrange(0, len(past), 2)
                 past = [*past[:at], user(f"another {number}"), *past[at + 1 :]]
             case 2:
                 past = []
             case 3 if past:  # the same request again
                 past = past[:-2]
-        asked = [*past, user(chance.choice(["a", "b", f"question {number}"]))]
-        said = [chance.randrange(300, 500) for _ in range(chance.randrange(6))]
-        reason = chance.choice([FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH])
-        channels = {"entropy": [number] * (len(said) + (reason is FinishReason.STOP))}
-        turn = await recording.turn(asked, said, reason=reason, channels=channels)
-        pasts.append([*asked, dict(turn.reply)])
+        messages = [*past, user(rng.choice(["a", "b", f"question {number}"]))]
+        sampled = [rng.randrange(300, 500) for _ in range(rng.randrange(6))]
+        reason = rng.choice([FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH])
+        channels = {"entropy": [number] * (len(sampled) + (reason is FinishReason.STOP))}
+        turn = await recording.turn(messages, sampled, reason=reason, channels=channels)
+        pasts.append([*messages, dict(turn.reply)])

@@ -1,4 +1,4 @@
-"""A gateway for tests: a real server on a free port of this machine, in a thread, and engines that remember."""
+"""A gateway for tests: a real server on a free port, in a thread, whose engine records its prompts."""
 
 import asyncio
 import contextlib
@@ -39,14 +39,14 @@ class Served:
     prompts: list[list[int]] = field(default_factory=list)
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """Status and body, as JSON where it is JSON."""
+        """Send a request; returns the status and the body, parsed if it is JSON."""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
         if data is not None:
             request.add_header("content-type", "application/json")
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                status, raw = answer.status, answer.read()
+            with urllib.request.urlopen(request, timeout=60) as response:
+                status, raw = response.status, response.read()
         except urllib.error.HTTPError as error:
             status, raw = error.code, error.read()
         with contextlib.suppress(ValueError):
@@ -56,11 +56,11 @@ class Served:
     def chat(self, session: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         return self.call("POST", f"/sessions/{session}/v1/chat/completions", body, headers)
 
-    def send(self, session: str, body: Any, received: int = 1 << 16) -> socket.socket:
-        """A chat request whose answer nobody has read; the system keeps about `received` bytes of it."""
+    def send(self, session: str, body: Any, buffer_size: int = 1 << 16) -> socket.socket:
+        """Send a chat request without reading the answer, of which the system buffers about `buffer_size` bytes."""
         address, raw = urlsplit(self.url), json.dumps(body).encode()
         connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_size)
         connection.connect((address.hostname, address.port))
         path = f"/sessions/{session}/v1/chat/completions"
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
@@ -73,8 +73,8 @@ class Served:
         return state
 
     def rows(self, session: str) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"{self.url}/sessions/{session}/rows") as answer:
-            return [json.loads(line) for line in answer.read().splitlines()]
+        with urllib.request.urlopen(f"{self.url}/sessions/{session}/rows") as response:
+            return [json.loads(line) for line in response.read().splitlines()]
 
     def record(self, session: str) -> Any:
         return self.run(self.app.gateway.sessions.get(session)).session
@@ -83,27 +83,27 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
 
-def until(holds: Callable[[], Any]) -> None:
+def until(condition: Callable[[], Any]) -> None:
     pause = threading.Event()
     for _ in range(6000):
-        if holds():
+        if condition():
             return
         pause.wait(0.01)
     raise AssertionError("it did not come about")
 
 
-def remembering(engine: Engine, prompts: list[list[int]]) -> Engine:
-    """The engine, writing down every prompt that it is given."""
+def recording_prompts(engine: Engine, prompts: list[list[int]]) -> Engine:
+    """Make an engine append each of its prompts to `prompts`."""
 
-    def note(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(prompt_ids: Any, sampling: Any, **about: Any) -> Any:
-            prompts.append([int(each) for each in prompt_ids])
-            return inner(prompt_ids, sampling, **about)
+    def record(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def recording(prompt_ids: Any, sampling: Any, **options: Any) -> Any:
+            prompts.append([int(id) for id in prompt_ids])
+            return inner(prompt_ids, sampling, **options)
 
-        return noted
+        return recording
 
-    engine.generate = note(engine.generate)  # type: ignore[method-assign]
-    engine.stream = note(engine.stream)  # type: ignore[method-assign]
+    engine.generate = record(engine.generate)  # type: ignore[method-assign]
+    engine.stream = record(engine.stream)  # type: ignore[method-assign]
     return engine
 
 
@@ -114,41 +114,41 @@ def gateway_server(
     tracing: Tracing | None = None,
     **settings: Any,
 ) -> Iterator[Served]:
-    """A gateway on a free port, shut down at the end. Without an engine it is the embedded one; `--dev` by default."""
+    """Run a gateway on a free port, with the embedded engine unless another is given; `--dev` without keys."""
     if "keys" not in settings:
         settings.setdefault("dev", True)
-    chosen = ServeSettings(**{"port": 0, "patience": 5.0, "model": "pocket", **settings})
-    found: dict[str, Any] = {}
+    options = ServeSettings(**{"port": 0, "patience": 5.0, "model": "pocket", **settings})
+    running: dict[str, Any] = {}
     ready = threading.Event()
     prompts: list[list[int]] = []
 
     async def main() -> None:
-        made = remembering((engine or (lambda: EmbeddedEngine(seed=0)))(), prompts)
+        recorded = recording_prompts((engine or (lambda: EmbeddedEngine(seed=0)))(), prompts)
         try:
-            async with open_gateway(made, renderer or create_renderer(POCKET), chosen, tracing=tracing) as app:
-                found.update(app=app, loop=asyncio.get_running_loop())
-                await serve(app, chosen, ready=lambda url: (found.update(url=url), ready.set()))
+            async with open_gateway(recorded, renderer or create_renderer(POCKET), options, tracing=tracing) as app:
+                running.update(app=app, loop=asyncio.get_running_loop())
+                await serve(app, options, ready=lambda url: (running.update(url=url), ready.set()))
         finally:
-            await made.close()
+            await recorded.close()
 
     def run() -> None:
         try:
             asyncio.run(main())
         except BaseException as error:
-            found["error"] = error
+            running["error"] = error
         finally:
             ready.set()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert ready.wait(60)
-    if "error" in found:
-        raise found["error"]
+    if "error" in running:
+        raise running["error"]
     try:
-        yield Served(found["url"], found["app"], found["loop"], prompts)
+        yield Served(running["url"], running["app"], running["loop"], prompts)
     finally:
-        found["app"].server.should_exit = True
+        running["app"].server.should_exit = True
         thread.join(30)
-        if "error" in found:
-            raise found["error"]
+        if "error" in running:
+            raise running["error"]
         assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""Agents that do to a history what agents do, with an engine that answers from a script: sessions worth looking at."""
+"""Sessions for the page's tests and picture: scripted agents that change their history as real ones do."""
 
 from random import Random
 from typing import Any
@@ -25,7 +25,7 @@ def says(content: str, formula: str = "") -> Message:
 
 
 class Script:
-    """Replies that are put in beforehand, as ids that the model's own template would write."""
+    """An engine with replies that are set in advance, as ids that the model's own template would write."""
 
     def __init__(self) -> None:
         self.renderer = create_renderer(POCKET).silent()
@@ -44,12 +44,12 @@ class Script:
 
 
 def talk(served: Served, script: Script, session: str, messages: list[Message], *exchanges: Any) -> list[Message]:
-    """Send a conversation, again and again: with what is new (a text is the result of the last call), for a reply."""
+    """Send a growing conversation: each exchange has new messages (a text is the last call's result) and a reply."""
     for *new, reply in exchanges:
-        for each in new:
-            if isinstance(each, str):
-                each = {"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": each}
-            messages = [*messages, each]
+        for message in new:
+            if isinstance(message, str):
+                message = {"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": message}
+            messages = [*messages, message]
         script.replies.append(reply)
         body = {"model": "pocket", "messages": messages, "tools": TOOLS}
         status, answer = served.call("POST", f"/sessions/{session}/v1/chat/completions", body)
@@ -60,9 +60,9 @@ def talk(served: Served, script: Script, session: str, messages: list[Message], 
 
 def interesting(served: Served, script: Script, session: str = "interesting") -> None:
     """Append-only turns, an echo that was repaired, a retry, trimmed results, a sub-agent and a compaction."""
-    about = (served, script, session)
+    target = (served, script, session)
     before = talk(
-        *about,
+        *target,
         [system("You are a careful accountant. Use the tool for every sum, and say where each number comes from.")],
         (
             user("The invoices of March are 1250, 310.5 and 78. What do they come to, and what is that with 19 % tax?"),
@@ -72,27 +72,27 @@ def interesting(served: Served, script: Script, session: str = "interesting") ->
         ("1949.815", says("They come to 1638.50, and to 1949.82 with tax.")),
     )
     long = talk(
-        *about,
+        *target,
         [*before[:-1], {**before[-1], "content": "\n" + before[-1]["content"]}],
         (user("And April: 900 and 77.25?"), says("Once more.", "900 + 77.25")),
         ("977.25", says("April comes to 977.25.")),
     )
-    talk(*about, before[:-1], (says("In all: 1638.50 net, 1949.82 gross."),))  # the same request again
+    talk(*target, before[:-1], (says("In all: 1638.50 net, 1949.82 gross."),))  # the same request again
     talk(
-        *about,
+        *target,
         [system("Check the arithmetic that you are given.")],  # a sub-agent
         (user("Is 1638.5 * 1.19 = 1949.815?"), says("I compute it.", "1638.5 * 1.19")),
         ("1949.815", says("Yes, it is.")),
     )
     talk(
-        *about,
+        *target,
         [*long[:3], {**long[3], "content": "1638.5 [trimmed]"}, *long[4:]],
         (user("Both months together?"), says("Adding both.", "1638.5 + 977.25")),
         ("2615.75", says("Together they are 2615.75.")),
     )
     summary = "Here is a summary of the conversation to date: March is 1638.50 net, April 977.25. Which is more?"
     talk(
-        *about,
+        *target,
         long[:1],
         (user(summary), says("The difference.", "1638.5 - 977.25")),
         ("661.25", says("March, by 661.25.")),
@@ -100,11 +100,11 @@ def interesting(served: Served, script: Script, session: str = "interesting") ->
 
 
 def hostile(served: Served, script: Script, session: str = "hostile") -> None:
-    about = (served, script, session)
+    target = (served, script, session)
     messages = talk(
-        *about,
+        *target,
         [],
         (user(HOSTILE), says(HOSTILE.replace("<|im_end|>", ""))),
         (user("long: " + "lorem ipsum dolor " * 2800), says("```html\n<h1>tabs\tand</h1>\n```")),
     )
-    talk(*about, [user("another " + HOSTILE), *messages[1:]], (user("and now?"), says("Nothing.")))
+    talk(*target, [user("another " + HOSTILE), *messages[1:]], (user("and now?"), says("Nothing.")))

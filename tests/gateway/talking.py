@@ -1,4 +1,4 @@
-"""Agents for tests: each has a conversation of its own, in any dialect, streamed or whole, and remembers answers."""
+"""Agents for tests: each has its own conversation, in any dialect, streamed or whole, and records the answers."""
 
 import http.client
 import json
@@ -19,11 +19,11 @@ PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses"
 
 
 class Unfinished(Exception):  # noqa: N818
-    """An answer that ended before its end."""
+    """Raised if an answer breaks off."""
 
 
 class Refused(Exception):  # noqa: N818
-    """An answer that says what is wrong."""
+    """Raised if the answer is an error."""
 
     def __init__(self, status: int, body: Any) -> None:
         self.status, self.body = status, body
@@ -31,7 +31,7 @@ class Refused(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Heard:
+class Answer:
     id: str
     text: str
     tokens: int
@@ -52,44 +52,44 @@ def answer_ids(text: str) -> list[int]:
 
 @dataclass
 class Agent:
-    """Asks, listens, and asks again, with everything that was said before."""
+    """Asks one question after another, each with the conversation before it."""
 
     name: str
     session: str
     dialect: str = "chat"
     stream: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
-    heard: list[Heard] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     max_tokens: int = 12
     previous: bool = False
-    """Whether the conversation is left to the gateway (`previous_response_id`)."""
+    """Whether it sends `previous_response_id` instead of repeating the conversation."""
 
-    def ask(self, url: str, text: str | None = None, **headers: str) -> Heard:
-        """Ask something, and go on with the answer. What is not answered is not part of the conversation."""
-        text = text or f"{self.name}, question {len(self.heard)}: what is {len(self.heard)} + 4?"
-        asked = [*self.messages, {"role": "user", "content": text}]
-        heard = self._listen(url, self._body(asked), headers)
-        self.messages = [*asked, {"role": "assistant", "content": heard.text}]
-        self.heard.append(heard)
-        return heard
+    def ask(self, url: str, text: str | None = None, **headers: str) -> Answer:
+        """Send a question; returns the answer. Only answered questions become part of the conversation."""
+        text = text or f"{self.name}, question {len(self.answers)}: what is {len(self.answers)} + 4?"
+        messages = [*self.messages, {"role": "user", "content": text}]
+        answer = self._send(url, self._body(messages), headers)
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        self.answers.append(answer)
+        return answer
 
-    def _body(self, asked: list[dict[str, Any]]) -> dict[str, Any]:
+    def _body(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": "pocket", "stream": self.stream}
         if self.dialect == "responses":
-            body |= {"input": asked, "max_output_tokens": self.max_tokens}
-            if self.previous and self.heard:
-                body |= {"input": asked[-1:], "previous_response_id": f"resp_{self.heard[-1].id}"}
+            body |= {"input": messages, "max_output_tokens": self.max_tokens}
+            if self.previous and self.answers:
+                body |= {"input": messages[-1:], "previous_response_id": f"resp_{self.answers[-1].id}"}
             return body
         if self.dialect == "chat" and self.stream:
             body["stream_options"] = {"include_usage": True}
-        return {**body, "messages": asked, "max_tokens": self.max_tokens}
+        return {**body, "messages": messages, "max_tokens": self.max_tokens}
 
-    def _listen(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> Heard:
+    def _send(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> Answer:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
         try:
             path = f"/sessions/{self.session}{PATHS[self.dialect]}"
-            sent = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
-            connection.request("POST", path, json.dumps(body), sent)
+            fields = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
+            connection.request("POST", path, json.dumps(body), fields)
             response = connection.getresponse()
             if response.status != 200:
                 raise Refused(response.status, json.loads(response.read()))
@@ -97,19 +97,19 @@ class Agent:
         finally:
             connection.close()
 
-    def _whole(self, answer: dict[str, Any]) -> Heard:
+    def _whole(self, answer: dict[str, Any]) -> Answer:
         id, usage = _bare(answer["id"]), answer["usage"]
         if self.dialect == "chat":
-            return Heard(id, answer["choices"][0]["message"]["content"] or "", usage["completion_tokens"])
+            return Answer(id, answer["choices"][0]["message"]["content"] or "", usage["completion_tokens"])
         items = answer["content"] if self.dialect == "messages" else answer["output"]
         parts = [part for item in items for part in (item.get("content", ()) if item["type"] == "message" else [item])]
-        return Heard(id, "".join(part.get("text", "") for part in parts), usage["output_tokens"])
+        return Answer(id, "".join(part.get("text", "") for part in parts), usage["output_tokens"])
 
-    def _streamed(self, events: Iterator[Any]) -> Heard:
+    def _streamed(self, events: Iterator[Any]) -> Answer:
         id, text, tokens = "", "", -1
         for event in events:
             if event == "[DONE]":
-                return Heard(id, text, tokens)
+                return Answer(id, text, tokens)
             if "error" in event or event.get("type") in ("error", "response.failed"):
                 raise Refused(200, event)
             match event.get("type"):
@@ -124,7 +124,7 @@ class Agent:
                 case "message_delta":
                     tokens = event["usage"]["output_tokens"]
                 case "message_stop":
-                    return Heard(id, text, tokens)
+                    return Answer(id, text, tokens)
                 case "response.created":
                     id = _bare(event["response"]["id"])
                 case "response.completed" | "response.incomplete":
@@ -137,7 +137,7 @@ def _bare(id: str) -> str:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
-    """The data of server-sent events, as it arrives; a frame that was cut off is none."""
+    """The data of server-sent events, as they arrive; an incomplete frame is dropped."""
     data = ""
     for raw in response:
         line = raw.decode()
@@ -148,10 +148,10 @@ def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
             data = ""
 
 
-def every_kind(sessions: Sequence[str], count: int, **rest: Any) -> list[Agent]:
+def every_kind(sessions: Sequence[str], count: int, **options: Any) -> list[Agent]:
     """Agents of all dialects, streamed and whole, spread over sessions."""
     dialects = list(PATHS)
     return [
-        Agent(f"agent {at}", sessions[at % len(sessions)], dialects[at % 3], bool(at // 3 % 2), **rest)
+        Agent(f"agent {at}", sessions[at % len(sessions)], dialects[at % 3], bool(at // 3 % 2), **options)
         for at in range(count)
     ]

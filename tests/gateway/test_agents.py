@@ -1,10 +1,10 @@
 """Real agents, unmodified, on a gateway whose engine follows a script: what the engine saw is what is exported.
 
-Each agent runs as its users run it, in an environment that is not ours (`real_agents/install.py`), once for all its
-dialects. The model's turns have what makes echoes hard: reasoning, odd spaces in arguments and around content, letters
-that are not ASCII, parallel calls; and their tokens are not those that encoding their text would give.
+Each agent runs as its users run it, in its own environment (`real_agents/install.py`), once for all its dialects. The
+model's turns have what makes echoes hard: reasoning, odd spaces in arguments and around content, letters that are not
+ASCII, parallel calls; and their tokens are not those that encoding their text would give.
 
-Claude Code names its session itself, and a proxy that leads nowhere stands before everything else that it might call.
+Claude Code chooses its session's name itself. A proxy that never answers receives all that it sends to other servers.
 """
 
 import socket
@@ -20,7 +20,7 @@ import pytest
 
 from tests.gateway.real_agents.install import ENVIRONMENTS
 from tests.gateway.real_agents.running import SCRIPTS, Outcome, need, run_agent
-from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine, check_rows
+from tests.gateway.real_agents.scripted import Stage, Story, StoryEngine, Turn, check_rows
 from tests.gateway.server import Served, gateway_server
 from tests.support import FULL, make_renderer
 from tokentrace import create_renderer
@@ -30,31 +30,31 @@ FAMILIES = ("pocket", "qwen3") if FULL else ("pocket",)
 BOTH = (False, True)
 
 
-def looked(weather: str = "weather") -> list[Said]:
+def weather_turns(weather: str = "weather") -> list[Turn]:
     return [
-        Said("  Let me look.\n", [(weather, '{"city":  "Zürich" , "days":3}')], "I should call."),
-        Said("\n It is sunny in Zürich. "),
-        Said("", [(weather, '{"days" : 1, "city":"Bern"}'), (weather, '{"city": "Basel", "days": 2}')]),
-        Said('Sunny, too: <b>Bern</b> & "Basel" 🌞', reasoning="Both are sunny."),
-        Said("You are welcome.\n\n"),
+        Turn("  Let me look.\n", [(weather, '{"city":  "Zürich" , "days":3}')], "I should call."),
+        Turn("\n It is sunny in Zürich. "),
+        Turn("", [(weather, '{"days" : 1, "city":"Bern"}'), (weather, '{"city": "Basel", "days": 2}')]),
+        Turn('Sunny, too: <b>Bern</b> & "Basel" 🌞', reasoning="Both are sunny."),
+        Turn("You are welcome.\n\n"),
     ]
 
 
-WEATHER = Story(looked(), about="Zürich")
+WEATHER = Story(weather_turns(), about="Zürich")
 FINAL_ANSWERS = Story(
     [
-        looked()[0],
-        Said("", [("final_answer", '{"answer":"sunny"}')], "I know it."),
-        Said("", [("weather", '{"days" : 1, "city":"Bern"}')]),
-        Said("", [("final_answer", '{ "answer": "sunny, too" }')]),
+        weather_turns()[0],
+        Turn("", [("final_answer", '{"answer":"sunny"}')], "I know it."),
+        Turn("", [("weather", '{"days" : 1, "city":"Bern"}')]),
+        Turn("", [("final_answer", '{ "answer": "sunny, too" }')]),
     ],
     about="Zürich",
 )
 SHELL = Story(
     [
-        Said(" First\n", [("bash", '{"command":  "echo Grüezi"}')], "Say it."),
-        Said("", [("bash", '{"command":"true"}'), ("bash", '{"command": "echo again  "}')]),
-        Said("Done.", [("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')], "Submit."),
+        Turn(" First\n", [("bash", '{"command":  "echo Grüezi"}')], "Say it."),
+        Turn("", [("bash", '{"command":"true"}'), ("bash", '{"command": "echo again  "}')]),
+        Turn("Done.", [("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')], "Submit."),
     ],
     about="Zürich",
 )
@@ -62,15 +62,15 @@ SHELL = Story(
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent, and what it does to what it is told."""
+    """An agent, what it runs, and how its turns are expected to branch."""
 
     environment: str
     dialects: Mapping[str, Sequence[bool]]
     story: Story = WEATHER
     causes: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
-    """By dialect, why each of its turns branched; where it is not told, the agent only appends."""
+    """By dialect, the cause of each turn's branch; without an entry the agent only appends."""
     loses_answers: bool = False
-    """Whether its client loses whole answers and asks again without a key: each retry is a branch of its own."""
+    """Whether its client loses whole answers and retries without a key: each retry is a branch."""
 
 
 AGENTS = {
@@ -80,21 +80,21 @@ AGENTS = {
     "inspect_ai": Agent(
         "current",
         {"chat": [False], "responses": [False], "messages": BOTH},
-        causes={"responses": (None, "sub_agent", None, None, None, None)},  # it tries first what the server can do
+        causes={"responses": (None, "sub_agent", None, None, None, None)},  # it probes the server first
     ),
-    # it asks in another event loop than its connections belong to
+    # its connections belong to another event loop than the one it sends requests in
     "strands": Agent("earlier", {"chat": [True], "messages": [True]}, loses_answers=True),
     "qwen_agent": Agent("earlier", {"chat": [True]}),
     "mini_swe_agent": Agent("earlier", {"chat": [False]}, SHELL),
     "autogen": Agent("earlier", {"chat": BOTH}, causes={"chat": (None, "changed_tools", None, None, None)}),
     "smolagents": Agent("current", {"chat": BOTH}, FINAL_ANSWERS, {"chat": (None, *["calls_as_text"] * 3)}),
 }
-TRIED = list(AGENTS) if FULL else ["pydantic_ai"]
+TESTED = list(AGENTS) if FULL else ["pydantic_ai"]
 """One agent that speaks all dialects; the others are part of make test-long."""
 
 
 def ways(agent: str, family: str) -> list[tuple[str, bool]]:
-    """The dialects and modes that an agent is tried with: all on one family, the last of each dialect's on others."""
+    """The dialects and modes to test an agent with: all on one family, each dialect's last mode on others."""
     dialects = AGENTS[agent].dialects.items()
     return [(dialect, mode) for dialect, modes in dialects for mode in (modes if family == "pocket" else modes[-1:])]
 
@@ -127,7 +127,7 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield theatre
 
 
-def ran(theatre: Theatre, name: str) -> Outcome:
+def outcome_of(theatre: Theatre, name: str) -> Outcome:
     if name not in theatre.outcomes:
         agent, runs = AGENTS[name], []
         for family, (stage, served) in theatre.stages.items():
@@ -136,8 +136,8 @@ def ran(theatre: Theatre, name: str) -> Outcome:
                 stage.stories[session] = agent.story
                 run = {"url": f"{served.url}/sessions/{session}", "dialect": dialect, "stream": stream}
                 if dialect == "messages":  # the session by its key, which Anthropic's clients send in two ways
-                    _, made = served.call("POST", "/sessions", {"id": session})
-                    run |= {"url": served.url, "key": made["key"]}
+                    _, created = served.call("POST", "/sessions", {"id": session})
+                    run |= {"url": served.url, "key": created["key"]}
                 runs.append(run)
         theatre.outcomes[name] = run_agent(agent.environment, SCRIPTS / f"run_{name}.py", runs, theatre.folder)
     return theatre.outcomes[name]
@@ -145,15 +145,15 @@ def ran(theatre: Theatre, name: str) -> Outcome:
 
 @pytest.mark.parametrize(
     ("agent", "family", "dialect", "stream"),
-    [(agent, family, *way) for agent in TRIED for family in FAMILIES for way in ways(agent, family)],
+    [(agent, family, *way) for agent in TESTED for family in FAMILIES for way in ways(agent, family)],
 )
 def test_what_the_engine_saw_is_what_is_exported(
     theatre: Theatre, agent: str, family: str, dialect: str, stream: bool
 ) -> None:
-    outcome, session = ran(theatre, agent), f"{agent}-{dialect}-{stream}"
+    outcome, session = outcome_of(theatre, agent), f"{agent}-{dialect}-{stream}"
     assert outcome.status == 0, outcome.output[-4000:]
     stage, served = theatre.stages[family]
-    assert stage.unsaid(session) == 0
+    assert stage.remaining_turns(session) == 0
     state = served.state(session)
     causes = causes_of(state)
     if AGENTS[agent].loses_answers:
@@ -164,30 +164,30 @@ def test_what_the_engine_saw_is_what_is_exported(
     assert len(rows) == 1 + sum(cause is not None for cause in causes_of(state))
     check_rows(stage, session, rows)
     assert {turn["dialect"] for turn in state["tree"]} == {dialect}
-    assert outcome.strayed == ""
+    assert outcome.connections == ""
 
 
 SKY = "mcp__sky__weather"
-TOLD = looked(SKY)
+SKY_TURNS = weather_turns(SKY)
 TASK = (
     '{"description":  "Weather" , "prompt": "Look at the sky over Zürich, and tell what you see.", '
     '"subagent_type": "general-purpose", "run_in_background": false}'
 )
 DELEGATED = [
-    Said("I send somebody.", [("Agent", TASK)]),
-    Said("", [(SKY, '{"city":"Zürich" , "days":3}')], "I am the one who was sent."),
-    Said(" Sunny in Zürich."),
-    Said("It is sunny, I am told."),
-    Said("", [("Bash", '{"command":  "echo Grüezi" , "description": "Says it"}')]),
-    Said("Said."),
-    Said("You are welcome."),
+    Turn("I send somebody.", [("Agent", TASK)]),
+    Turn("", [(SKY, '{"city":"Zürich" , "days":3}')], "I am the one who was sent."),
+    Turn(" Sunny in Zürich."),
+    Turn("It is sunny, I am told."),
+    Turn("", [("Bash", '{"command":  "echo Grüezi" , "description": "Says it"}')]),
+    Turn("Said."),
+    Turn("You are welcome."),
 ]
 COMPACTED = [
-    *TOLD,
-    Said("<summary>The weather was told for Zürich, Bern and Basel: sunny.</summary>", reasoning="In short."),
-    Said("", [("Read", '{"file_path": "missing.txt" , "limit":3}')], "I read."),
-    Said("There is no such file."),
-    Said(" No."),
+    *SKY_TURNS,
+    Turn("<summary>The weather was told for Zürich, Bern and Basel: sunny.</summary>", reasoning="In short."),
+    Turn("", [("Read", '{"file_path": "missing.txt" , "limit":3}')], "I read."),
+    Turn("There is no such file."),
+    Turn(" No."),
 ]
 SITTINGS = [
     ["What is the weather in Zürich?", "And in Bern and Basel?"],
@@ -197,22 +197,22 @@ SITTINGS = [
 
 @contextmanager
 def dead_end() -> Iterator[tuple[str, list[str]]]:
-    """A proxy that answers nobody, and what it was asked for."""
-    asked: list[str] = []
+    """A proxy that never answers; yields its URL and the requests that it receives."""
+    requests: list[str] = []
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
 
         def answer() -> None:
             while True:
                 try:
-                    one, _ = listening.accept()
+                    connection, _ = listening.accept()
                 except OSError:
                     return
-                with closing(one):
-                    asked.append(one.recv(200).decode("ascii", "replace").partition("\r\n")[0])
+                with closing(connection):
+                    requests.append(connection.recv(200).decode("ascii", "replace").partition("\r\n")[0])
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
         listening.shutdown(socket.SHUT_RDWR)
     thread.join(60)
 
@@ -222,14 +222,14 @@ def dead_end() -> Iterator[tuple[str, list[str]]]:
     ("family", "story", "sittings", "causes", "branches"),
     [
         # a conversation is one row
-        *((family, Story(TOLD, "Zürich"), None, [None] * 5, [0] * 5) for family in ("pocket", "qwen3")),
+        *((family, Story(SKY_TURNS, "Zürich"), None, [None] * 5, [0] * 5) for family in ("pocket", "qwen3")),
         # a sub-agent is a row of its own
         *(
             (family, Story(DELEGATED, "Zürich"), None, [None, "sub_agent", *[None] * 5], [0, 1, 1, 0, 0, 0, 0])
             for family in ("pocket", "qwen3")
         ),
-        # closed and opened again it goes on, and compacted it begins anew: what is asked for a summary leaves out the
-        # last words of the conversation, which are kept as they are
+        # a reopened conversation continues, a compacted one begins anew: the request for the summary leaves out the
+        # last messages, which are kept unchanged
         (
             "pocket",
             Story(COMPACTED),
@@ -243,16 +243,16 @@ def test_claude_code(
     request: pytest.FixtureRequest, tmp_path: Path, family: str, story: Story, sittings: Any, causes: Any, branches: Any
 ) -> None:
     need(request.config, "claude")
-    stage = stage_of(family, defaultdict(lambda: story))  # Claude Code makes up the name of its session
-    with dead_end() as (proxy, asked), gateway_server(lambda: StoryEngine(stage), stage.renderer) as served:
+    stage = stage_of(family, defaultdict(lambda: story))  # Claude Code chooses its session's name
+    with dead_end() as (proxy, proxied), gateway_server(lambda: StoryEngine(stage), stage.renderer) as served:
         proxies = {"HTTPS_PROXY": proxy, "HTTP_PROXY": proxy, "NO_PROXY": "127.0.0.1"}
         run = {"url": served.url, "dialect": "messages", "stream": True} | ({"sittings": sittings} if sittings else {})
         outcome = run_agent("claude", SCRIPTS / "run_claude_code.py", [run], tmp_path, proxies)
         assert outcome.status == 0, outcome.output[-4000:]
-        assert (asked, outcome.strayed) == ([], "")
+        assert (proxied, outcome.connections) == ([], "")
         (session,) = stage.exchanges
-        assert stage.unsaid(session) == 0
-        assert session in outcome.output  # as Claude Code calls it
+        assert stage.remaining_turns(session) == 0
+        assert session in outcome.output  # Claude Code prints its name
         rows = served.rows(session)
         check_rows(stage, session, rows)
         state = served.state(session)

@@ -1,4 +1,4 @@
-"""The gateway over HTTP: requests that come again, ids, stop texts, broken calls, variables, and what is refused."""
+"""The gateway over HTTP: repeated requests, ids, stop texts, broken calls, variables, and refusals."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ STOP = RENDERER.get_stop_token_ids()[0]
 
 
 def test_the_same_request_is_another_sample_unless_it_has_the_same_key(served: Served) -> None:
-    """A retry that an SDK counts is one too: what this gateway has seen may have been another request."""
+    """Also if an SDK counts it as a retry: the gateway may have seen another request before it."""
     retries: list[Any] = [{"x-stainless-retry-count": count} for count in "0112"]
     answers = [served.chat("again", {"messages": [ASK]}, headers)[1] for headers in retries]
     state = served.state("again")
@@ -83,7 +83,7 @@ def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
     assert trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
 
 
-def test_what_cannot_be_recorded_is_refused_before_it_is_sampled(served: Served) -> None:
+def test_a_prompt_that_cannot_be_recorded_is_refused_before_sampling(served: Served) -> None:
     path = "/sessions/whole/inference/v1/generate"
     body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 60}}
     sampled = served.call("POST", path, body)[1]["choices"][0]
@@ -95,7 +95,7 @@ def test_what_cannot_be_recorded_is_refused_before_it_is_sampled(served: Served)
 
 @pytest.mark.parametrize("aborts", [True, False])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_turn_that_a_stop_text_ended_keeps_what_is_known(served: Served, stream: bool, aborts: bool) -> None:
+def test_a_turn_that_a_stop_text_ended_keeps_its_metadata(served: Served, stream: bool, aborts: bool) -> None:
     session, engine = f"stopped-{stream}-{aborts}", served.app.gateway.engine
     body = {"messages": [ASK], "seed": 0, "stop": [" "], "stream": stream}
     engine.capabilities = replace(engine.capabilities, aborts=aborts)
@@ -122,7 +122,7 @@ def test_a_structure_that_the_engine_cannot_follow_is_refused_by_name(served: Se
         assert "(embedded)" in answer["error"]["message"]
 
 
-def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:
+def test_a_stop_text_cuts_channels_and_a_continuation_starts_before_it() -> None:
     ids = RENDERER.tokenizer.encode("one two STOP three four").tolist()
     sampled = EngineReply(ids, [-0.5] * len(ids), experts=np.arange(len(ids)).reshape(-1, 1))
     with gateway_server(lambda: ScriptedEngine(lambda prompt, sampling: sampled, piece=0)) as served:
@@ -167,7 +167,7 @@ ANTHROPIC_TOOLS: Any = [{"name": "compute", "input_schema": TOOLS[0]["function"]
 @pytest.fixture(scope="module")
 def broken() -> Iterator[Served]:
     def script(prompt: Sequence[int], sampling: Any) -> list[int]:
-        text = b"".join(RENDERER.tokenizer.vocabulary.token_bytes(int(one)) for one in prompt)
+        text = b"".join(RENDERER.tokenizer.vocabulary.token_bytes(int(id)) for id in prompt)
         return [*ids_of(RENDERER, ("Well." if b"not JSON" in text else QUOTED,)), STOP]
 
     with gateway_server(lambda: ScriptedEngine(script, piece=3)) as server:
@@ -175,7 +175,7 @@ def broken() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("way", ["header", "tool"])
-def test_input_streams_as_it_is_sampled_to_clients_that_ask_and_claude_codes_echo_goes_on(
+def test_input_streams_as_it_is_sampled_to_clients_that_ask_and_claude_codes_echo_continues(
     broken: Served, way: str
 ) -> None:
     path = f"/sessions/eager-{way}/v1/messages"
@@ -200,9 +200,9 @@ def test_input_streams_as_it_is_sampled_to_clients_that_ask_and_claude_codes_ech
 
 
 def test_results_name_the_call_as_the_model_did() -> None:
-    """Mistral's models write the id of a call after its arguments, when a stream has sent another one."""
+    """Mistral's models write a call's id after its arguments, when the stream has already sent another id."""
     bench, ask = Bench("mistral-nemo"), [{"role": "user", "content": "Weather?"}]
-    placed = bench.session.place(bench.asked(ask))
+    placed = bench.session.place(bench.conversation(ask))
     call = '[TOOL_CALLS][{"name": "read_file", "arguments": {"path": "a"}, "id": "Qwertyui9"}]'
     ids = [*ids_of(bench.renderer, (call,)), bench.renderer.get_stop_token_ids()[0]]
     parser, call_id = bench.renderer.streaming_parser(tools=WEATHER, prompt_ids=placed.ids), call_ids_of("a", 0)
@@ -214,7 +214,7 @@ def test_results_name_the_call_as_the_model_did() -> None:
     assert reply["tool_calls"][0]["id"] == call_id(0) != "Qwertyui9"
     bench.session.apply(bench.session.prepare(placed, completion, reply, {"late_ids": late_ids}, {}))
     result = {"role": "tool", "tool_call_id": call_id(0), "name": "read_file", "content": "x"}
-    after = bench.session.place(bench.asked([*ask, reply, result]))
+    after = bench.session.place(bench.conversation([*ask, reply, result]))
     assert after.reused == len(placed.ids) + len(ids)
     text = bench.renderer.tokenizer.decode(after.ids[after.reused :].tolist())
     assert "Qwertyui9" in text
@@ -229,7 +229,7 @@ def test_a_call_that_anthropics_clients_cannot_read_is_text() -> None:
     assert [(item.kind, call in item.text) for item in stream.items] == [("content", True)]
 
 
-def test_a_template_that_reads_mappings_is_shown_what_can_be_read() -> None:
+def test_a_template_that_reads_mappings_gets_only_readable_arguments() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "here", "x": oh'}}
     messages: list[Any] = [ASK, {"role": "assistant", "content": "", "tool_calls": [call]}]
     renderer = Bench("qwen3-coder").renderer
@@ -250,7 +250,7 @@ def test_variables_replace_nothing_and_are_read_by_the_template(served: Served, 
     assert (status, answer["error"]["param"]) == (400, f"chat_template_kwargs.{name}")
 
 
-def test_variables_of_a_request_spell_no_control_token() -> None:
+def test_variables_of_a_request_cannot_spell_control_tokens() -> None:
     template = (
         "{{ messages[0].content }}{{ greeting }}<|end|>{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
     )
@@ -261,7 +261,7 @@ def test_variables_of_a_request_spell_no_control_token() -> None:
 
 
 def test_reasoning_that_is_rewritten_in_a_part_is_not_taken_for_what_was_sampled(served: Served) -> None:
-    """It is no echo, and as a message of its own it has a part that OpenAI's messages do not have."""
+    """It does not match the reply, and OpenAI's messages have no such part."""
     reply = served.chat("part", {"messages": [ASK]})[1]["choices"][0]["message"]
     parts = [{"type": "thinking", "thinking": "Zebras."}, {"type": "text", "text": reply["content"] or ""}]
     calls = {"tool_calls": reply["tool_calls"]} if reply.get("tool_calls") else {}
@@ -271,8 +271,8 @@ def test_reasoning_that_is_rewritten_in_a_part_is_not_taken_for_what_was_sampled
     assert served.state("part")["turns"] == 1
 
 
-def test_any_name_of_a_field_that_nobody_reads_fits_into_a_header(served: Served) -> None:
-    """The turn is stored by then: the answer must not fail over the header that lists the field."""
+def test_any_name_of_an_ignored_field_fits_into_a_header(served: Served) -> None:
+    """The turn is stored already, so the answer must not fail because of the header that lists the field."""
     names = [*map(chr, range(32)), "\x7f", "\x85", "é", "\u2028", "🌞", "a" * 2000]
     body = {"messages": [ASK], "max_tokens": 1, **{f"x{name}y": 1 for name in names}}
     request = urllib.request.Request(f"{served.url}/sessions/names/v1/chat/completions", json.dumps(body).encode())

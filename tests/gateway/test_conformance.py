@@ -1,4 +1,4 @@
-"""Scripted agents over a session: whatever they do to the history, the tokens that the engine saw are recorded."""
+"""Scripted agents: whatever they do to the history, the tokens that the engine saw are recorded."""
 
 import json
 from collections.abc import Callable
@@ -146,13 +146,13 @@ def test_retries(bench: Bench) -> None:
 
 
 def test_changed_tools(bench: Bench) -> None:
-    """As autogen's reflection, which has no tools."""
+    """For example, autogen's reflection sends no tools."""
     reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zürich", day="today"))
     bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=None)
     bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=TOOLS[:1])
     assert bench.causes == [None, "changed_tools", "changed_tools"]
-    said = [turn.cause.words for turn in bench.turns if turn.cause]
-    assert said[1] == "the same conversation: tools left out: read_file"
+    reasons = [turn.cause.words for turn in bench.turns if turn.cause]
+    assert reasons[1] == "the same conversation: tools left out: read_file"
     bench.check(rows=3)
 
 
@@ -168,10 +168,10 @@ FIELDS = st.sampled_from(["name", "mood", "is_error", "prefix", "tools", "reason
     named=st.booleans(),
     more=st.booleans(),
 )
-def test_a_field_tells_two_histories_apart_if_a_token_comes_of_it(
+def test_a_field_separates_two_histories_only_if_it_changes_tokens(
     family: str, at: int, field: str, value: Any, named: bool, more: bool
 ) -> None:
-    """What the model wrote keeps its tokens: its name may come later, as with Semantic Kernel."""
+    """A reply keeps its tokens though it is named later, as with Semantic Kernel."""
     value = str(value) if field in ("name", "reasoning_content") else value
     bench = Bench(family)
     plain = [SYSTEM, {**TASK, **({"name": "Ann"} if named else {})}, say("In words?"), user("Yes.")]
@@ -221,7 +221,7 @@ def test_equal_calls_are_told_apart_by_their_ids(bench: Bench) -> None:
     [
         (lambda thought: None, None),
         (lambda thought: f"  {thought}\n", None),
-        (lambda thought: thought[-4:], None),  # a client takes the last piece of a stream for the whole
+        (lambda thought: thought[-4:], None),  # some clients keep only the last piece of a stream
         (lambda thought: "Something else entirely.", "edit"),
     ],
 )
@@ -245,13 +245,13 @@ def test_reasoning_may_be_left_out_but_not_rewritten(which: int, change: Any, ca
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_words_that_the_agent_put_into_the_models_mouth_count_as_written(changed: Any) -> None:
+def test_replies_that_the_agent_wrote_itself_are_compared_exactly(changed: Any) -> None:
     bench = Bench("qwen3")
     call = {"id": "a", "function": {"name": "get_weather", "arguments": '{"city": "Bern", "day": "1"}'}}
-    shown = {"role": "assistant", "content": "The answer is 7.", "reasoning_content": "Easy.", "tool_calls": [call]}
-    start = [TASK, shown, {"role": "tool", "tool_call_id": "a", "content": "7"}]
+    message = {"role": "assistant", "content": "The answer is 7.", "reasoning_content": "Easy.", "tool_calls": [call]}
+    start = [TASK, message, {"role": "tool", "tool_call_id": "a", "content": "7"}]
     reply = bench.ask(start, say("Eleven."))
-    start[1] = {**shown, **changed}
+    start[1] = {**message, **changed}
     bench.ask([*start, reply, TASK], say("Sunny."))
     assert (bench.turns[-1].base, bench.causes[-1]) == (None, "edit")
     assert bench.prompts[-1] == bench.renderer.render_ids(
@@ -259,8 +259,8 @@ def test_words_that_the_agent_put_into_the_models_mouth_count_as_written(changed
     )
 
 
-def test_a_history_that_was_rendered_anew_goes_on_though_reasoning_is_left_out_later() -> None:
-    """As agents do that send reasoning back with the newest reply alone."""
+def test_a_history_that_was_rendered_anew_continues_though_reasoning_is_left_out_later() -> None:
+    """Some agents send reasoning back with the newest reply only."""
     bench, messages = Bench("qwen3"), [TASK]
     for turn in range(6):
         reply = bench.ask(messages, use("get_weather", "", f"Thought {turn}.", city="Bern", day=str(turn)))
@@ -270,7 +270,7 @@ def test_a_history_that_was_rendered_anew_goes_on_though_reasoning_is_left_out_l
     assert sum(cause is not None for cause in bench.causes) == 1, bench.causes
 
 
-def test_results_are_told_apart_by_the_ids_that_the_agent_gave_the_calls_after_a_restart_too() -> None:
+def test_results_are_told_apart_by_the_agents_call_ids_also_after_a_restart() -> None:
     bench = Bench("qwen3")
     calls = [{"type": "function", "function": {"name": "read_file", "arguments": {"path": path}}} for path in "ab"]
     reply = bench.ask([TASK], {"role": "assistant", "content": "", "tool_calls": calls})
@@ -281,9 +281,9 @@ def test_results_are_told_apart_by_the_ids_that_the_agent_gave_the_calls_after_a
     swapped = [{**answers[0], "tool_call_id": "mine0"}, {**answers[1], "tool_call_id": "mine1"}]
     bench.check(rows=1)
     for session in (bench.session, bench.replayed()):
-        goes_on = session.place(bench.asked([*messages, done, user("Thanks.")]))
-        assert goes_on.base is not None
-        assert goes_on.base.number == 1
-        other = session.place(bench.asked([*messages[:2], *swapped, done, TASK]))
-        assert other.base is not None
-        assert other.base.number == 0
+        continued = session.place(bench.conversation([*messages, done, user("Thanks.")]))
+        assert continued.base is not None
+        assert continued.base.number == 1
+        swapped_order = session.place(bench.conversation([*messages[:2], *swapped, done, TASK]))
+        assert swapped_order.base is not None
+        assert swapped_order.base.number == 0

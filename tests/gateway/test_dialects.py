@@ -1,6 +1,6 @@
-"""One law for every dialect: its stream, put together by the real client, is its whole answer.
+"""In every dialect the stream, assembled by the real client, equals the whole answer.
 
-Both are what the model wrote: attempts with a name are calls, all others text.
+Both have all that the model wrote: call attempts with a name are calls, all others are text.
 """
 
 import itertools
@@ -24,12 +24,12 @@ from tests.gateway.answers import (
     Sampled,
     as_sse,
     expected_message,
+    from_text,
     head_of,
     pocket,
-    renderer,
+    renderer_of,
     sampled,
     streamed,
-    written,
 )
 from tests.lazy import lazy
 from tests.parsing.forms import families
@@ -62,7 +62,7 @@ def chat_whole(answer: dict[str, Any]) -> Any:
     return _choices(openai.types.chat.ChatCompletion.model_validate(answer, strict=True).to_dict())
 
 
-def chat_together(sse: str) -> Any:
+def chat_assembled(sse: str) -> Any:
     for chunk in frames(sse):
         if "error" not in chunk:
             openai.types.chat.ChatCompletionChunk.model_validate(chunk, strict=True)
@@ -71,7 +71,7 @@ def chat_together(sse: str) -> Any:
 
 
 def _choices(completion: dict[str, Any]) -> list[dict[str, Any]]:
-    """The choices, without what only one of the two ways has."""
+    """The choices, without fields that only a stream or only a whole answer has."""
     choices = []
     for choice in completion["choices"]:
         message = {key: value for key, value in choice["message"].items() if value is not None}
@@ -88,7 +88,7 @@ def messages_whole(answer: dict[str, Any]) -> Any:
     return _filled(anthropic.types.Message.model_validate(answer, strict=True).to_dict())
 
 
-def messages_together(sse: str) -> Any:
+def messages_assembled(sse: str) -> Any:
     adapter = pydantic.TypeAdapter(anthropic.types.RawMessageStreamEvent)
     for event in frames(sse):
         if event["type"] not in ("ping", "error"):
@@ -111,17 +111,17 @@ def responses_whole(answer: dict[str, Any]) -> Any:
     return answer
 
 
-def responses_together(sse: str) -> Any:
-    """The last event has the whole answer; the others must add up to its items."""
+def responses_assembled(sse: str) -> Any:
+    """The last event has the whole answer; checks that the others add up to its items."""
     adapter = pydantic.TypeAdapter(openai.types.responses.ResponseStreamEvent)
     events = frames(sse)
     for event in events:
         adapter.validate_python(event, strict=True)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     answer = events[-1]["response"]
-    begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    begun.pop("tokentrace", None)
-    assert [event["response"] for event in events[:2]] == [begun, begun]
+    initial = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    initial.pop("tokentrace", None)
+    assert [event["response"] for event in events[:2]] == [initial, initial]
     texts: dict[int, str] = {}
     done: dict[int, Any] = {}
     for event in events[2:-1]:
@@ -144,7 +144,7 @@ def responses_together(sse: str) -> Any:
 
 
 def _without_tokens(item: dict[str, Any]) -> dict[str, Any]:
-    """An item without ids, which it gets after it is done."""
+    """An item without token ids, which are added after its last event."""
     return {key: value for key, value in item.items() if "token" not in key and "log_probs" not in key}
 
 
@@ -156,7 +156,7 @@ def _text(item: dict[str, Any]) -> str:
 class Client:
     dialect: type[Dialect]
     whole: Callable[[dict[str, Any]], Any]
-    together: Callable[[str], Any]
+    assembled: Callable[[str], Any]
     message: Callable[[dict[str, Any]], dict[str, Any]]
     """The answer as a message in OpenAI's shape, with empty content as an empty string."""
     options: dict[str, Any]
@@ -164,7 +164,7 @@ class Client:
     def check(self, head: Head, *choices: Sampled) -> dict[str, Any]:
         answer = self.dialect(head).whole([choice.reply for choice in choices])
         sse = as_sse(self.dialect, streamed(self.dialect, head, choices))
-        assert self.together(sse) == self.whole(answer)
+        assert self.assembled(sse) == self.whole(answer)
         return answer
 
 
@@ -185,9 +185,9 @@ def _from_responses(answer: dict[str, Any]) -> dict[str, Any]:
 
 REPEATED = Responses.read({"input": "Hi."}, {}).answer.repeated
 CLIENTS = {
-    "chat": Client(Chat, chat_whole, chat_together, _from_chat, {}),
-    "messages": Client(Messages, messages_whole, messages_together, _from_messages, {"object_arguments": True}),
-    "responses": Client(Responses, responses_whole, responses_together, _from_responses, {"repeated": REPEATED}),
+    "chat": Client(Chat, chat_whole, chat_assembled, _from_chat, {}),
+    "messages": Client(Messages, messages_whole, messages_assembled, _from_messages, {"object_arguments": True}),
+    "responses": Client(Responses, responses_whole, responses_assembled, _from_responses, {"repeated": REPEATED}),
 }
 
 
@@ -196,15 +196,15 @@ def client(request: pytest.FixtureRequest) -> Client:
     return CLIENTS[request.param]
 
 
-LOOKED = {"place": "Zürich"}
+ZURICH = {"place": "Zürich"}
 INPUTS: dict[str, list[dict[str, Any]]] = {
     **{key: [] for key in ("a broken call", "arguments that are no object", "no arguments")},
     **{key: [] for key in ("in a call", "in a list", "after a call's name")},
-    **{key: [LOOKED] for key in ("a quote that is not escaped", "after a call")},
-    "a broken call between others": [LOOKED, LOOKED],
+    **{key: [ZURICH] for key in ("a quote that is not escaped", "after a call")},
+    "a broken call between others": [ZURICH, ZURICH],
     "an argument twice": [{"place": "b"}],
 }
-"""The inputs of Anthropic's tool uses where something is wrong with a call."""
+"""The inputs of Anthropic's tool uses in completions with a broken call."""
 
 
 def check_message(client: Client, name: str, message: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ def test_a_stream_is_the_answer(client: Client, name: str, allowed: bool) -> Non
     options = AnswerOptions(calls_allowed=allowed, **client.options)
     head = head_of(pocket(), calls_allowed=allowed, **client.options)
     for size in (1, 7):
-        choice = written(pocket(), text, options, size=size, stops=name in COMPLETIONS)
+        choice = from_text(pocket(), text, options, size=size, stops=name in COMPLETIONS)
         answer = client.check(head, choice)
         if not answer.get("content", True):
             continue
@@ -251,7 +251,7 @@ def test_a_stream_is_the_answer(client: Client, name: str, allowed: bool) -> Non
     stops=st.booleans(),
     logprobs=st.sampled_from([None, 1]),
 )
-def test_whatever_ids_are_sampled(ids: list[int], size: int, allowed: bool, stops: bool, logprobs: int | None) -> None:
+def test_streams_of_any_ids_agree(ids: list[int], size: int, allowed: bool, stops: bool, logprobs: int | None) -> None:
     end = pocket().get_stop_token_ids()
     ids = [*(id for id in ids if id not in end), *end[:stops]]
     for client in CLIENTS.values():
@@ -262,18 +262,18 @@ def test_whatever_ids_are_sampled(ids: list[int], size: int, allowed: bool, stop
 
 @families(["gpt-oss"])
 def test_streams_of_real_families_are_the_answers(any_family: str) -> None:
-    made = renderer(any_family)
+    renderer = renderer_of(any_family)
     for text, client in itertools.product(FAMILIES[any_family], CLIENTS.values()):
         options = AnswerOptions(**client.options)
-        choice = written(made, text, options, stops=not text.endswith(("<|call|>", "<|return|>")))
-        answer = client.check(head_of(made, **client.options), choice)
+        choice = from_text(renderer, text, options, stops=not text.endswith(("<|call|>", "<|return|>")))
+        answer = client.check(head_of(renderer, **client.options), choice)
         if client.dialect is not Messages:
             check_message(client, text, client.message(answer), expected_message(choice))
 
 
 def test_text_and_arguments_come_as_they_are_sampled(client: Client) -> None:
     text = f"<think>\nHm.\n</think>\n\nYes, I do.\n{CALL.replace('Zürich', '1234567890' * 20)}"
-    choice = written(pocket(), text, AnswerOptions(**client.options))
+    choice = from_text(pocket(), text, AnswerOptions(**client.options))
     encoder = client.dialect(head_of(pocket(), **client.options))
     encoder.open()
     fed = [json.dumps(encoder.feed(0, *piece)) for piece in choice.pieces]
@@ -288,7 +288,7 @@ def test_text_and_arguments_come_as_they_are_sampled(client: Client) -> None:
 def test_a_stop_text_ends_the_content(client: Client, stop: str) -> None:
     options = AnswerOptions(**client.options)
     for size in (1, 3, 50):
-        choice = written(pocket(), f"One two th{stop} four", options, stop=[stop, "zz"], stops=False, size=size)
+        choice = from_text(pocket(), f"One two th{stop} four", options, stop=[stop, "zz"], stops=False, size=size)
         answer = client.check(head_of(pocket(), **client.options), choice)
         assert client.message(answer)["content"] == "One two th"
         assert (choice.reply.stopped_by, choice.reply.finish_reason) == (stop, "stop")
@@ -298,31 +298,31 @@ def test_a_stop_text_ends_the_content(client: Client, stop: str) -> None:
 
 def test_a_stream_that_fails_ends_with_the_error(client: Client) -> None:
     encoder = client.dialect(head_of(pocket(), **client.options))
-    choice = written(pocket(), "Yes.")
+    choice = from_text(pocket(), "Yes.")
     events = [*encoder.open(), *encoder.feed(0, *choice.pieces[0])]
     events += encoder.fail(RequestError("it is gone", status=503, code="engine"))
     assert "it is gone" in json.dumps(events[-1])
     if client.dialect is not Responses:
         with pytest.raises(Exception, match="gone"):
-            client.together(b"".join(map(encode_sse, events)).decode())
+            client.assembled(b"".join(map(encode_sse, events)).decode())
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 500, 503])
 def test_clients_know_the_errors(client: Client, status: int) -> None:
     error = RequestError("no", field="n", status=status, code="c")
-    told = (json.dumps(client.dialect.error(error)), "application/json", status)
+    response = (json.dumps(client.dialect.error(error)), "application/json", status)
     if client.dialect is Messages:
-        with sdk(anthropic.Anthropic, *told) as one, pytest.raises(anthropic.APIStatusError) as raised:
-            one.messages.create(model="m", max_tokens=9, messages=HI)
+        with sdk(anthropic.Anthropic, *response) as client_sdk, pytest.raises(anthropic.APIStatusError) as raised:
+            client_sdk.messages.create(model="m", max_tokens=9, messages=HI)
         assert raised.value.body["error"] == {"type": error.kind, "message": "n: no"}
         return
-    with sdk(openai.OpenAI, *told) as one, pytest.raises(openai.APIStatusError) as failed:
-        one.responses.create(model="m", input="x")
+    with sdk(openai.OpenAI, *response) as client_sdk, pytest.raises(openai.APIStatusError) as failed:
+        client_sdk.responses.create(model="m", input="x")
     assert (failed.value.status_code, failed.value.param, failed.value.code) == (status, "n", "c")
 
 
 def test_every_dialect_carries_ids(client: Client) -> None:
-    choice = written(pocket(), COMPLETIONS["everything"], AnswerOptions(**client.options))
+    choice = from_text(pocket(), COMPLETIONS["everything"], AnswerOptions(**client.options))
     head = head_of(pocket(), token_fields=("tokentrace",), **client.options)
     fields = {
         "prompt_token_ids": head.prompt_ids.tolist(),
@@ -338,14 +338,14 @@ def test_every_dialect_carries_ids(client: Client) -> None:
 
 
 def test_chat_carries_ids_as_vllm_and_nemo_gym() -> None:
-    choice, ids = written(pocket(), COMPLETIONS["everything"], size=2), head_of(pocket()).prompt_ids.tolist()
+    choice, ids = from_text(pocket(), COMPLETIONS["everything"], size=2), head_of(pocket()).prompt_ids.tolist()
     sampled_ids = choice.reply.completion.ids.tolist()
     head = head_of(pocket(), token_fields=("vllm",))
     answer = CLIENTS["chat"].check(head, choice)
     assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (ids, sampled_ids)
     chunks = streamed(Chat, head, [choice])
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [ids] + [None] * (len(chunks) - 1)
-    assert [one for chunk in chunks for one in chunk["choices"][0].get("token_ids", [])] == sampled_ids
+    assert [id for chunk in chunks for id in chunk["choices"][0].get("token_ids", [])] == sampled_ids
     head = head_of(pocket(), token_fields=("nemo_gym",))
     fields = {"prompt_token_ids": ids, "generation_token_ids": sampled_ids}
     assert fields.items() <= Chat(head).whole([choice.reply])["choices"][0]["message"].items()
@@ -356,7 +356,7 @@ def test_chat_carries_ids_as_vllm_and_nemo_gym() -> None:
 
 @pytest.mark.parametrize("name", ["content", "everything", "a broken call"])
 def test_logprobs_are_of_every_token_in_chat_and_of_the_text_in_responses(name: str) -> None:
-    choice = written(pocket(), COMPLETIONS[name], size=3)
+    choice = from_text(pocket(), COMPLETIONS[name], size=3)
     entries = CLIENTS["chat"].check(head_of(pocket(), logprobs=1), choice)["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in entries] == choice.reply.completion.logprobs.tolist()
     assert b"".join(bytes(entry["bytes"]) for entry in entries).decode().startswith(COMPLETIONS[name])
@@ -369,20 +369,20 @@ def test_logprobs_are_of_every_token_in_chat_and_of_the_text_in_responses(name: 
 
 
 def test_tokens_are_named_by_their_ids() -> None:
-    choice = written(pocket(), "Yes.")
+    choice = from_text(pocket(), "Yes.")
     answer = CLIENTS["chat"].check(head_of(pocket(), logprobs=1, tokens_as_ids=True), choice)
     entries = answer["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in entries] == [f"token_id:{id}" for id in choice.reply.completion.ids.tolist()]
 
 
 def test_legacy_functions_are_answered_with_a_function_call() -> None:
-    head, choice = head_of(pocket(), functions=True), written(pocket(), CALL)
+    head, choice = head_of(pocket(), functions=True), from_text(pocket(), CALL)
     [answer] = CLIENTS["chat"].dialect(head).whole([choice.reply])["choices"]
     call = {"name": "look", "arguments": '{"place":  "Zürich" }'}
     assert (answer["finish_reason"], answer["message"]["function_call"]) == ("function_call", call)
     deltas = [chunk["choices"][0] for chunk in streamed(Chat, head, [choice])]
     calls = [delta["delta"]["function_call"] for delta in deltas if "function_call" in delta["delta"]]
-    streamed_call = {name: "".join(one.get(name, "") for one in calls) for name in call}
+    streamed_call = {name: "".join(call_delta.get(name, "") for call_delta in calls) for name in call}
     assert (deltas[-1]["finish_reason"], streamed_call) == ("function_call", call)
     assert not any("tool_calls" in json.dumps(each) for each in [answer, *deltas])
     [echo] = from_openai([answer["message"]])
@@ -392,7 +392,7 @@ def test_legacy_functions_are_answered_with_a_function_call() -> None:
 
 def test_several_choices_and_usage() -> None:
     head = head_of(pocket(), n=2, usage_in_stream=True)
-    choices = [written(pocket(), COMPLETIONS["everything"], turn="x"), written(pocket(), "Nô.", turn="y", cached=3)]
+    choices = [from_text(pocket(), COMPLETIONS["everything"], turn="x"), from_text(pocket(), "Nô.", turn="y", cached=3)]
     answer = CLIENTS["chat"].check(head, *choices)
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["tool_calls", "stop"]
     assert [call["id"] for call in answer["choices"][0]["message"]["tool_calls"]] == ["callx0", "callx1"]
@@ -407,7 +407,7 @@ def test_several_choices_and_usage() -> None:
 
 
 def test_thinking_is_signed() -> None:
-    answer = CLIENTS["messages"].check(head_of(pocket()), written(pocket(), COMPLETIONS["reasoning"]))
+    answer = CLIENTS["messages"].check(head_of(pocket()), from_text(pocket(), COMPLETIONS["reasoning"]))
     assert answer["content"][0] == {"type": "thinking", "thinking": "Hm. 🧮", "signature": signature("a1b2")}
     assert signature("a1b2") != signature("a1b3")
 
@@ -429,7 +429,7 @@ def test_a_response_repeats_its_request_and_has_opaque_reasoning() -> None:
         "tools": [{"type": "function", **LOOK["function"]}],
     }
     head = head_of(pocket(), Responses.read({"model": "m", "input": "Hi.", **fields, **more}, {}))
-    answer = CLIENTS["responses"].check(head, written(pocket(), COMPLETIONS["everything"]))
+    answer = CLIENTS["responses"].check(head, from_text(pocket(), COMPLETIONS["everything"]))
     assert fields.items() <= answer.items()
     assert (answer["id"], answer["status"], answer["store"]) == ("resp_a1b2", "completed", False)
     assert unsealed(answer["output"][0]["encrypted_content"]) == "Which?"
@@ -438,7 +438,7 @@ def test_a_response_repeats_its_request_and_has_opaque_reasoning() -> None:
 
 
 def test_an_aborted_response_is_incomplete_without_a_reason() -> None:
-    reply = sampled(pocket(), [300, 301], ended=FinishReason.ABORT).reply
+    reply = sampled(pocket(), [300, 301], finish_reason=FinishReason.ABORT).reply
     answer = Responses(head_of(pocket())).whole([reply])
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", None)
 

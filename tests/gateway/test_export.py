@@ -1,4 +1,4 @@
-"""Rows of sessions: what the engine saw and said, each sampled token in one row's loss, in every format."""
+"""Exported rows: the engine's prompts and completions, each token in one row's loss, in every format."""
 
 import asyncio
 import io
@@ -50,9 +50,9 @@ def in_store(test: Callable[[Store], Awaitable[None]]) -> Callable[[], None]:
 
 
 async def exported(store: Store, *ids: str, format: ExportFormat = ExportFormat.JSONL, **options: Any) -> bytes:
-    found = [info for id in ids if (info := await store.session(id)) is not None]
-    assert len(found) == len(ids)
-    return b"".join([piece async for piece in export_rows(store, found, format, **options)])
+    sessions = [info for id in ids if (info := await store.session(id)) is not None]
+    assert len(sessions) == len(ids)
+    return b"".join([piece async for piece in export_rows(store, sessions, format, **options)])
 
 
 async def rows_of(store: Store, *ids: str, **options: Any) -> list[dict[str, Any]]:
@@ -61,11 +61,11 @@ async def rows_of(store: Store, *ids: str, **options: Any) -> list[dict[str, Any
 
 @settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 14))
-def test_each_sampled_token_is_in_the_loss_of_exactly_one_row(chance: random.Random, turns: int) -> None:
+def test_each_sampled_token_is_in_the_loss_of_exactly_one_row(rng: random.Random, turns: int) -> None:
     async def check() -> None:
         async with temporary() as store:
             recording = await Recording(store, "tree", RENDERER).begin()
-            await random_tree(recording, chance, turns)
+            await random_tree(recording, rng, turns)
             rows = await rows_of(store, "tree")
             trajectory = recording.session.trajectory
             trained = Counter(
@@ -79,11 +79,11 @@ def test_each_sampled_token_is_in_the_loss_of_exactly_one_row(chance: random.Ran
             assert set(trained.values()) <= {1}
             assert sum(row["num_trained"] for row in rows) == sum(len(each.ids) for each in recording.completions)
             assert all(row["num_trained"] for row in rows)
-            told = sorted(turn["number"] for row in rows for turn in row["turns"])
+            exported_turns = sorted(turn["number"] for row in rows for turn in row["turns"])
             rowless = [
                 turn.number for turn in recording.session.turns if turn.branch not in {r["branch"] for r in rows}
             ]
-            assert sorted([*told, *rowless]) == list(range(turns))
+            assert sorted([*exported_turns, *rowless]) == list(range(turns))
             for row in rows:
                 check_row(row, recording)
 
@@ -91,7 +91,7 @@ def test_each_sampled_token_is_in_the_loss_of_exactly_one_row(chance: random.Ran
 
 
 def check_row(row: dict[str, Any], recording: Recording) -> None:
-    """A row is what the engine was given and what it said, and what was said of it is where it belongs."""
+    """Check that a row has the engine's prompts and completions, with their values at the right tokens."""
     for turn in row["turns"]:
         start, stop, number = turn["start"], turn["stop"], turn["number"]
         completion = recording.completions[number]
@@ -100,8 +100,8 @@ def check_row(row: dict[str, Any], recording: Recording) -> None:
         assert row["logprobs"][start:stop] == completion.logprobs.tolist()
         assert row["loss_mask"][start:stop] == [True] * (stop - start)
         assert turn["finish_reason"] == completion.finish_reason
-    own = {at for turn in row["turns"] for at in range(turn["start"], turn["stop"])}
-    assert {at for at, mask in enumerate(row["loss_mask"]) if mask} == own
+    in_turns = {at for turn in row["turns"] for at in range(turn["start"], turn["stop"])}
+    assert {at for at, mask in enumerate(row["loss_mask"]) if mask} == in_turns
     was_sampled = [kind == Kind.SAMPLED for kind in row["kinds"]]
     assert [logprob is not None for logprob in row["logprobs"]] == was_sampled
     if any(was_sampled):
@@ -116,7 +116,7 @@ def check_row(row: dict[str, Any], recording: Recording) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
-    async def make() -> dict[ExportFormat, bytes]:
+    async def export_all() -> dict[ExportFormat, bytes]:
         async with temporary() as store:
             for name in ("one", "two"):
                 recording = await Recording(store, name, RENDERER).begin(metadata={"task": 'ü"\ud800'})
@@ -124,10 +124,10 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
             await store.label("one", [Label("reward", 0.5), Label("reward", -1, 0), Label("judge", {"ok": True})])
             return {format: await exported(store, "one", "two", format=format) for format in ExportFormat}
 
-    made = asyncio.run(make())
-    lines = [json.loads(line) for line in made[ExportFormat.JSONL].splitlines()]
-    arrow = pyarrow.ipc.open_stream(made[ExportFormat.ARROW]).read_all()
-    parquet = pyarrow.parquet.read_table(io.BytesIO(made[ExportFormat.PARQUET]))
+    exports = asyncio.run(export_all())
+    lines = [json.loads(line) for line in exports[ExportFormat.JSONL].splitlines()]
+    arrow = pyarrow.ipc.open_stream(exports[ExportFormat.ARROW]).read_all()
+    parquet = pyarrow.parquet.read_table(io.BytesIO(exports[ExportFormat.PARQUET]))
     assert (arrow.column_names, arrow.schema.metadata) == (parquet.column_names, parquet.schema.metadata)
     assert plain(arrow.to_pylist()) == plain(parquet.to_pylist()) == lines
     for row in lines:
@@ -140,14 +140,14 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
     read = [list(table_samples(arrow))]
     for format in (ExportFormat.JSONL, ExportFormat.PARQUET):
         path = tmp_path / f"rows.{format}"
-        path.write_bytes(made[format])
+        path.write_bytes(exports[format])
         read.append(list(read_samples(path)))
     for samples in read:
         assert [sample.ids.tolist() for sample in samples] == [row["input_ids"] for row in lines]
         assert [sample.loss_mask for sample in samples] == [[int(one) for one in row["loss_mask"]] for row in lines]
-        mine = [sample for sample in samples if sample.name == "one"]  # a batch has rewards, or it has none
+        session_samples = [sample for sample in samples if sample.name == "one"]  # a batch has rewards, or it has none
         trained = sum(row["num_trained"] for row in lines if row["session"] == "one")
-        assert int(np.sum(collate(mine, pad_id=0)["labels"] != -100)) == trained
+        assert int(np.sum(collate(session_samples, pad_id=0)["labels"] != -100)) == trained
 
 
 def plain(value: Any) -> Any:
@@ -159,7 +159,7 @@ def plain(value: Any) -> Any:
 
 
 @in_store
-async def test_side_channels_stand_at_the_tokens_they_are_of(store: Store) -> None:
+async def test_side_channels_are_aligned_with_their_tokens(store: Store) -> None:
     recording = await Recording(store, "s", RENDERER).begin()
     top = [[[310, -0.5], [311, -1.5]], [[4066, -0.25]]]
     layered = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
@@ -174,8 +174,8 @@ async def test_side_channels_stand_at_the_tokens_they_are_of(store: Store) -> No
     await recording.turn([*history, user("again")], [340, 341], channels={"routed_experts": ["odd", {}, None]})
     one, two = await rows_of(store, "s")
     (a, b, c), (d,) = one["turns"], two["turns"]
-    told = {at: value for at, value in enumerate(one["routed_experts"]) if value is not None}
-    assert told == {
+    routed = {at: value for at, value in enumerate(one["routed_experts"]) if value is not None}
+    assert routed == {
         a["start"]: [[1, 2], [3, 4]],
         a["start"] + 1: [[5, 6], [7, 8]],
         b["start"]: [[9, 9]],
@@ -197,7 +197,7 @@ async def test_side_channels_stand_at_the_tokens_they_are_of(store: Store) -> No
 
 
 @in_store
-async def test_a_row_says_why_its_branch_began_and_what_it_was_about(store: Store) -> None:
+async def test_a_row_has_the_cause_of_its_branch_and_its_sessions_metadata(store: Store) -> None:
     recording = await Recording(store, "s", RENDERER).begin(metadata={"task": 7})
     turn = await recording.turn([user("a long question")], [310, 311], stopped_by="END", seconds=0.5)
     await recording.turn([user("a long question"), dict(turn.reply), user("more")], [312], version="v2")
@@ -225,7 +225,7 @@ async def test_a_row_says_why_its_branch_began_and_what_it_was_about(store: Stor
 
 
 @in_store
-async def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones_stay_open(store: Store) -> None:
+async def test_sealed_sessions_are_exported_when_the_last_byte_was_read_and_open_ones_stay_open(store: Store) -> None:
     for name in ("open", "sealed", "kept", "left"):
         await (await Recording(store, name, RENDERER).begin()).turn([user("a")], [310])
         if name != "open":
@@ -238,15 +238,15 @@ async def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_ope
 
     await exported(store, "kept", keep_state=True)
     assert await state("kept") is State.SEALED
-    found = [await store.session(name) for name in ("open", "sealed")]
-    pieces = export_rows(store, [info for info in found if info], ExportFormat.PARQUET)
+    sessions = [await store.session(name) for name in ("open", "sealed")]
+    pieces = export_rows(store, [info for info in sessions if info], ExportFormat.PARQUET)
     async for _ in pieces:
         assert await state("sealed") is State.SEALED
     assert (await state("open"), await state("sealed")) == (State.OPEN, State.EXPORTED)
-    assert len(await rows_of(store, "sealed")) == 1  # once more is fine
-    left = await store.session("left")
-    assert left is not None
-    pieces = export_rows(store, [left], ExportFormat.JSONL)
+    assert len(await rows_of(store, "sealed")) == 1  # it can be exported again
+    unread = await store.session("left")
+    assert unread is not None
+    pieces = export_rows(store, [unread], ExportFormat.JSONL)
     await anext(pieces)
     await pieces.aclose()
     assert await state("left") is State.SEALED

@@ -1,4 +1,4 @@
-"""Engines and stores that fail: agents are told so in their own words, nothing wrong is recorded, and it goes on."""
+"""Failing engines and stores: agents get an error of their API, nothing wrong is recorded, and work continues."""
 
 import socket
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokentrace.engines import EngineError, EngineUnavailable, ScriptedEngine
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", PATHS)
-def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, stream: bool) -> None:
+def test_an_engine_that_fails_leaves_no_turn_and_is_used_again(dialect: str, stream: bool) -> None:
     size = pocket().tokenizer.vocabulary.size
     engine = FaultyEngine(counting, vocab_size=size, piece=1)
     faults = {
@@ -65,27 +65,27 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         assert refused.value.body["error"]["code"] == "store"
         assert "no room left" in refused.value.body["error"]["message"]
         connection.pragma("max_page_count", 2**30)
-        for agent in [*agents, filled]:  # every agent goes on in its line, and the record is whole
+        for agent in [*agents, filled]:  # every agent continues its branch, and the record is complete
             agent.ask(served.url)
             state = served.state(agent.session)
-            assert (state["turns"], state["rows"]) == (len(agent.heard), 1)
-            assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
+            assert (state["turns"], state["rows"]) == (len(agent.answers), 1)
+            assert [turn["response"] for turn in state["tree"]] == [answer.id for answer in agent.answers]
 
 
-def test_a_reader_that_never_reads_and_one_that_hangs_up_harm_nobody() -> None:
-    """Their turns are stored or given up, their places are free again, and others go on."""
+def test_a_client_that_never_reads_and_one_that_hangs_up_do_no_harm() -> None:
+    """Their turns are stored or abandoned, their slots are freed, and other agents continue."""
     words = answer_ids("word " * 20_000)
     gate = Gate()
     script = lambda prompt, sampling: words if sampling.max_tokens > 12 else counting(prompt, sampling)  # noqa: E731
     body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 30_000, "stream": True, "logprobs": True}
     with gateway_server(lambda: ScriptedEngine(script, piece=1000, latency=gate)) as served:
         gateway = served.app.gateway
-        readers = [served.send("slow", body, received=1) for _ in range(3)]
+        readers = [served.send("slow", body, buffer_size=1) for _ in range(3)]
         served.run(gate.waiting(3))
         served.run(gate.open(3))
         served.run(gate.waiting(3))
         vanished = readers.pop()
-        vanished.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # hangs up without a word
+        vanished.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closing resets the connection
         vanished.close()
         until(lambda: gateway.admission.in_flight <= 2)
         served.run(gate.open())
@@ -96,9 +96,9 @@ def test_a_reader_that_never_reads_and_one_that_hangs_up_harm_nobody() -> None:
         assert (state["turns"], len(state["incomplete"])) == (2, 1)
         assert state["incomplete"][0]["ended"] == "the agent went away"
         assert all(turn["stop"] - turn["start"] == len(words) for turn in state["tree"])
-        for reader in readers:  # they may read it all later
+        for reader in readers:  # they can still read everything later
             reader.settimeout(30)
-            got = b""
-            while b"[DONE]" not in got[-200:]:
-                got += reader.recv(1 << 20)
+            received = b""
+            while b"[DONE]" not in received[-200:]:
+                received += reader.recv(1 << 20)
             reader.close()

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer says what is wrong with it, in the words of the API that was asked."""
+"""Fuzzed requests: whatever is wrong with them, the answer is an error in the format of their API."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ RAW = {
     "@@long": json.dumps("long " * 40_000),
     "@@odd": '"\u202e\u0301\U0001f469\u200d\U0001f680\\u2028"',
 }
-"""What JSON can say and Python's writer does not."""
+"""Valid JSON that Python's encoder does not write."""
 NASTY = st.sampled_from([*RAW, *CONTROLS, "", " ", "\r\nx: y", "é", -1, 0, 2**31, 2**63, 2**64, -0.0, 1e308, [], {}])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 WORDS = st.sampled_from(["auto", "none", "text", "function", "user", "assistant", "system", "enabled", "json_schema"])
@@ -49,7 +49,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | KEYS, inner, max_size=3),
     max_leaves=8,
 )
-"""Any JSON, some of it with words that mean something."""
+"""Any JSON, some of it with words that the APIs know."""
 FIELDS = sorted({name for body in (ChatBody, MessagesBody, ResponsesBody) for name in body.__struct_fields__})
 CALL = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": '{"formula": "1+1"}'}}
 MESSAGES: list[dict[str, Any]] = [
@@ -110,8 +110,8 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def written(value: Any) -> bytes:
-    """A body, with what stands for itself in the place of its name."""
+def serialized(value: Any) -> bytes:
+    """A body as JSON, in which the names in `RAW` are replaced by their raw text."""
     text = json.dumps(value)
     for name, raw in RAW.items():
         text = text.replace(json.dumps(name), raw)
@@ -125,7 +125,7 @@ def places_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutated(draw: st.DrawFn, good: dict[str, Any]) -> Any:
-    """A good body in which a few things were changed, added or taken away."""
+    """A valid body with a few values changed, added or removed."""
     body = copy.deepcopy(good)
     for _ in range(draw(st.integers(1, 3))):
         places = places_in(body)
@@ -146,8 +146,8 @@ def mutated(draw: st.DrawFn, good: dict[str, Any]) -> Any:
     return body
 
 
-def check_told(path: str, status: int, answer: Any) -> None:
-    """An answer is one that the API's own clients read, or an error that they do."""
+def check_answer(path: str, status: int, answer: Any) -> None:
+    """Check that the API's own clients can read the answer or the error."""
     assert status < 500, (status, answer)
     if status >= 400:
         assert isinstance(answer["error"]["message"], str), answer
@@ -168,13 +168,13 @@ examples = settings(
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_no_body_makes_it_fail(served: Served, caplog: pytest.LogCaptureFixture, path: str) -> None:
+def test_no_body_makes_the_gateway_fail(served: Served, caplog: pytest.LogCaptureFixture, path: str) -> None:
     def send(body: bytes) -> None:
-        check_told(path, *served.call("POST", f"/sessions/f{path}", body))
+        check_answer(path, *served.call("POST", f"/sessions/f{path}", body))
         assert not failures(caplog), (failures(caplog), body[:2000])
 
     good = GOOD[path]
-    status, answer = served.call("POST", f"/sessions/f{path}", written(good))
+    status, answer = served.call("POST", f"/sessions/f{path}", serialized(good))
     assert status == 200, answer
     for place in places_in(good)[1:]:  # each field once with each of these
         for value in (None, {"a": 1}, "@@half", CONTROLS[0]):
@@ -183,17 +183,17 @@ def test_no_body_makes_it_fail(served: Served, caplog: pytest.LogCaptureFixture,
             for key in place[:-1]:
                 holder = holder[key]
             holder[place[-1]] = value
-            send(written(body))
+            send(serialized(body))
 
     @examples
     @given(mutated(good))
     def mutate(body: Any) -> None:
-        send(written(body))
+        send(serialized(body))
 
     @examples
     @given(JSON | NASTY)
     def anything(body: Any) -> None:
-        send(written(body))
+        send(serialized(body))
 
     mutate()
     anything()
@@ -211,28 +211,28 @@ def test_no_body_makes_the_routes_of_administrators_fail(
     @settings(examples, max_examples=400 if FULL else 25)
     @given(mutated(ADMIN[path]) | JSON | NASTY)
     def mutate(body: Any) -> None:
-        check_told(path, *served.call("POST", path, written(body)))
-        check_told(path, *served.call("PATCH", "/sessions/adm", written(body)))
-        check_told(path, *served.call("GET", "/sessions/adm"))
-        check_told(path, *served.call("GET", "/sessions/adm/rows"))
+        check_answer(path, *served.call("POST", path, serialized(body)))
+        check_answer(path, *served.call("PATCH", "/sessions/adm", serialized(body)))
+        check_answer(path, *served.call("GET", "/sessions/adm"))
+        check_answer(path, *served.call("GET", "/sessions/adm/rows"))
         assert not failures(caplog), (failures(caplog), body)
 
     mutate()
 
 
 def with_text(path: str, text: str) -> dict[str, Any]:
-    """A body that has a text everywhere where users, tools and schemas have their say."""
+    """A valid body with a text in every place that users, tools and schemas write."""
     body = copy.deepcopy(GOOD[path])
-    spoken = {"text", "output", "description"}
+    text_keys = {"text", "output", "description"}
     for place in places_in(body):
         holder: Any = body
         for key in place[:-1]:
             holder = holder[key]
-        own = isinstance(holder, dict) and holder.get("type") == "summary_text"  # the model's own reasoning
-        in_system = own or place[:1] == ("system",) or (place[:2] == ("messages", 0) and path.endswith("completions"))
+        thought = isinstance(holder, dict) and holder.get("type") == "summary_text"  # the model's own reasoning
+        trusted = thought or place[:1] == ("system",) or (place[:2] == ("messages", 0) and path.endswith("completions"))
         in_result = place[-1:] == ("content",) and isinstance(holder, dict) and holder.get("role") == "tool"
         in_result = in_result or (place[-1:] == ("content",) and holder.get("type") == "tool_result")
-        if place and not in_system and (place[-1] in spoken or in_result) and isinstance(holder[place[-1]], str):
+        if place and not trusted and (place[-1] in text_keys or in_result) and isinstance(holder[place[-1]], str):
             holder[place[-1]] = f"a {text} b"
     return body
 
@@ -243,7 +243,7 @@ def test_control_tokens_that_users_and_tools_type_stay_text(served: Served, path
 
     def counts(text: str) -> tuple[int, list[int]]:
         before = len(served.prompts)
-        status, answer = served.call("POST", f"/sessions/typed{path}", written(with_text(path, text)))
+        status, answer = served.call("POST", f"/sessions/typed{path}", serialized(with_text(path, text)))
         assert status == 200, answer
         prompt = np.array(served.prompts[before], np.int32)
         return len(prompt), prompt[np.isin(prompt, controls)].tolist()
@@ -251,6 +251,6 @@ def test_control_tokens_that_users_and_tools_type_stay_text(served: Served, path
     length, plain = counts("plain")
     assert plain
     for text in CONTROLS:
-        longer, found = counts(text)
-        assert found == plain, text
+        longer, actual = counts(text)
+        assert actual == plain, text
         assert longer > length, text

@@ -1,4 +1,4 @@
-"""A gateway that is killed under load, again and again: what an agent heard to its end is recorded, and goes on."""
+"""A gateway that is killed repeatedly under load: every complete answer is recorded, and agents can continue."""
 
 import asyncio
 import http.client
@@ -26,14 +26,14 @@ from tokentrace.trajectory.storage import replay_records
 
 ROUNDS = 100 if FULL else 1
 SESSIONS = [f"s{at}" for at in range(5)]
-AFRESH = 10
-"""After so many rounds the store is a new one: each check reads everything."""
+ROUNDS_PER_STORE = 10
+"""A new store is used after so many rounds, since each check reads all of it."""
 GONE = (OSError, http.client.HTTPException, Unfinished, ValueError)
 
 
 @contextmanager
 def gateway(place: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A gateway in a process of its own: its URL, and what kills it."""
+    """Run a gateway in its own process; yields its URL and a function that kills it."""
     command = [sys.executable, "-m", "tokentrace", "serve", "--dev", "--port", "0", "--store", place, "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -46,14 +46,14 @@ def gateway(place: str) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def load_and_kill(place: str, agents: list[Agent], answers: int) -> None:
-    """Let all agents talk at once, and kill the gateway when they have heard so many answers."""
-    enough, heard = threading.Event(), itertools.count(1)
+    """Let all agents talk at once, and kill the gateway once they have received that many answers."""
+    enough, received = threading.Event(), itertools.count(1)
 
     def talk(agent: Agent, url: str) -> None:
         try:
             while True:
                 agent.ask(url)
-                if next(heard) >= answers:
+                if next(received) >= answers:
                     enough.set()
         except GONE:
             return
@@ -74,17 +74,17 @@ def load_and_kill(place: str, agents: list[Agent], answers: int) -> None:
     assert not problems
 
 
-Recorded = tuple[dict[str, list[TurnRecord]], dict[str, Trajectory], dict[str, list[Any]]]
+StoreContents = tuple[dict[str, list[TurnRecord]], dict[str, Trajectory], dict[str, list[Any]]]
 
 
-async def read(place: str) -> Recorded:
-    """What is in the store: all turns, each of them whole, their tokens, and the requests that gave none."""
+async def read(place: str) -> StoreContents:
+    """Read each session's turns, checked to be complete, its trajectory, and its incomplete requests."""
     async with opened(place) as store:
-        turns, tokens, incomplete = {}, {}, {}
+        turns, trajectories, incomplete = {}, {}, {}
         for session in SESSIONS:
             turns[session] = [turn async for turn in store.turns(session)]
             incomplete[session] = list(await store.incomplete(session))
-            trajectory = tokens[session] = Trajectory()
+            trajectory = trajectories[session] = Trajectory()
             for number, turn in enumerate(turns[session]):
                 assert turn.number == number
                 replay_records(trajectory, turn.records)
@@ -95,7 +95,7 @@ async def read(place: str) -> Recorded:
                 info = await store.session(session)
                 assert info is not None
                 assert (info.turns, info.records) == (len(turns[session]), trajectory.num_writes)
-        return turns, tokens, incomplete
+        return turns, trajectories, incomplete
 
 
 def stream_of(trajectory: Trajectory, turn: TurnRecord) -> list[int]:
@@ -103,31 +103,31 @@ def stream_of(trajectory: Trajectory, turn: TurnRecord) -> list[int]:
 
 
 def check(place: str, agents: list[Agent]) -> int:
-    """Everything that was heard is there, in its line; what was not is there whole, or listed. How many are listed."""
-    turns, tokens, incomplete = asyncio.run(read(place))
-    listed = 0
+    """Check that each answer is recorded on its agent's branch; returns the number of incomplete requests."""
+    turns, trajectories, incomplete = asyncio.run(read(place))
+    count = 0
     for session in SESSIONS:
         by_id = {turn.info["response"]: turn for turn in turns[session]}
         assert len(by_id) == len(turns[session])
-        left = {request["request"] for request in incomplete[session]}
-        assert not left & set(by_id), "a turn that was stored counts as incomplete"
-        listed += len(left)
+        unfinished = {request["request"] for request in incomplete[session]}
+        assert not unfinished & set(by_id), "a turn that was stored counts as incomplete"
+        count += len(unfinished)
         for agent in agents:
             if agent.session != session:
                 continue
-            before = None
-            for heard in agent.heard:
-                turn = by_id[heard.id]
-                assert turn.sampled == heard.tokens, agent.name
+            previous = None
+            for answer in agent.answers:
+                turn = by_id[answer.id]
+                assert turn.sampled == answer.tokens, agent.name
                 base = turn.info["base"]
-                if base != before:  # an answer that was not heard says the same: of like tokens, or not told apart
+                if base != previous:  # an answer that was lost has the same text: the same tokens, or ambiguous ones
                     assert base is not None, agent.name
-                    assert before is not None, agent.name
-                    streams = [stream_of(tokens[session], turns[session][number]) for number in (base, before)]
+                    assert previous is not None, agent.name
+                    streams = [stream_of(trajectories[session], turns[session][number]) for number in (base, previous)]
                     assert streams[0] == streams[1] or turn.info["cause"]["cause"] == "ambiguous", agent.name
-                assert (turn.info["reply"]["content"] or "") == heard.text
-                before = turn.number
-    return listed
+                assert (turn.info["reply"]["content"] or "") == answer.text
+                previous = turn.number
+    return count
 
 
 def rows_of(url: str, session: str) -> list[dict[str, Any]]:
@@ -136,25 +136,25 @@ def rows_of(url: str, session: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("where", ["sqlite", "postgres"] if FULL else ["sqlite"])
-def test_what_was_heard_to_its_end_is_recorded_however_often_it_is_killed(
+def test_complete_answers_are_recorded_however_often_the_gateway_is_killed(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    chance = random.Random(where)
-    listed = 0
+    rng = random.Random(where)
+    incomplete = 0
     for round in range(ROUNDS):
-        if not round % AFRESH:
+        if not round % ROUNDS_PER_STORE:
             place = str(tmp_path / f"{round}.db") if where == "sqlite" else request.getfixturevalue("postgres").fresh()
             agents = every_kind(SESSIONS, 12)
-        load_and_kill(place, agents, chance.randrange(8, 60 if FULL else 30))
-        listed += check(place, agents)
-    assert listed or not FULL, "the gateway was never killed in the middle of an answer"
+        load_and_kill(place, agents, rng.randrange(8, 60 if FULL else 30))
+        incomplete += check(place, agents)
+    assert incomplete or not FULL, "the gateway was never killed in the middle of an answer"
     with gateway(place) as (url, _):
         for agent in agents:
-            agent.ask(url)  # each goes on from what it heard last
+            agent.ask(url)  # each continues after its last answer
         check(place, agents)
         for session in SESSIONS:
             rows = rows_of(url, session)
             recorded = {turn["response"] for row in rows for turn in row["turns"]}
-            assert {heard.id for agent in agents if agent.session == session for heard in agent.heard} <= recorded
+            assert {answer.id for agent in agents if agent.session == session for answer in agent.answers} <= recorded
             sampled = sum(sum(row["loss_mask"]) for row in rows)
             assert sampled == sum(turn["stop"] - turn["start"] for row in rows for turn in row["turns"])

@@ -1,4 +1,4 @@
-"""Instructions stay as they are where the template writes them; else they are the system's, or a user's."""
+"""Instructions keep their role if the template renders it; else they become system or user messages."""
 
 from typing import Any
 
@@ -35,11 +35,11 @@ NO_INSTRUCTIONS = (
 LATE = [system("1A"), user("2b"), system("3C"), assistant("4d"), user("5e"), system("6F")]
 AS_USER = [system("1A"), user("2b"), user("3C"), assistant("4d"), user("5e"), user("6F")]
 PARTS = system([{"type": "text", "text": "C"}, {"type": "text", "text": "D"}])
-SHOWN: list[tuple[str | None, Any, Any]] = [
-    # in the middle: where the template writes them, or as a user's
+CASES: list[tuple[str | None, Any, Any]] = [
+    # in the middle: unchanged if the template renders them, else as user messages
     (None, LATE, LATE),
     *((template, LATE, AS_USER) for template in (REFUSES, HOISTS, DROPS)),
-    # at the beginning: as they are, joined to the first, as the system's, or without a place
+    # at the beginning: unchanged, joined to the first, as system messages, or not rendered at all
     *((None, [*begin, user("c")], [*begin, user("c")])
       for begin in ([system("A")], [developer("A")], [system("A"), developer("B")])),
     (HOISTS, [system("A"), system("B"), user("d")], [system("A"), system("B"), user("d")]),
@@ -51,36 +51,36 @@ SHOWN: list[tuple[str | None, Any, Any]] = [
 ]  # fmt: skip
 
 
-def renderer(template: str | None) -> Renderer:
+def renderer_of(template: str | None) -> Renderer:
     more: dict[str, Any] = {} if template is None else {"chat_template": template}
     return create_renderer(POCKET, "default", lost="ignore", **more)
 
 
-@pytest.mark.parametrize(("template", "messages", "shown"), SHOWN)
-def test_instructions_are_shown_in_their_place(template: str | None, messages: Any, shown: Any) -> None:
-    adapted = with_late_instructions(renderer(template), messages)
-    assert adapted == shown
-    assert (adapted is messages) == (shown == messages)
-    if shown is AS_USER:
-        text = renderer(template).render(shown, add_generation_prompt=True).text
+@pytest.mark.parametrize(("template", "messages", "expected"), CASES)
+def test_instructions_are_rendered_in_their_place(template: str | None, messages: Any, expected: Any) -> None:
+    adapted = with_late_instructions(renderer_of(template), messages)
+    assert adapted == expected
+    assert (adapted is messages) == (expected == messages)
+    if expected is AS_USER:
+        text = renderer_of(template).render(expected, add_generation_prompt=True).text
         assert [int(digit) for digit in text if digit.isdigit()] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("begin", ["d", "s d", "s s", "d d", "d s", "s d s d"])
 @pytest.mark.parametrize("template", [None, REFUSES, HOISTS, DROPS, NO_DEVELOPER, NO_INSTRUCTIONS])
-def test_later_messages_change_nothing_and_what_was_shown_is_shown_again(template: str | None, begin: str) -> None:
-    made = renderer(template)
+def test_later_messages_change_no_earlier_ones_and_adapting_is_idempotent(template: str | None, begin: str) -> None:
+    renderer = renderer_of(template)
     roles = {"s": system, "d": developer}
     first = [*(roles[role](f"{at}A") for at, role in enumerate(begin.split())), user("9b")]
-    shown = with_late_instructions(made, first)
+    adapted = with_late_instructions(renderer, first)
     more = [assistant("c"), user("d"), system("E"), developer("F")]
-    assert with_late_instructions(made, [*first, *more])[: len(shown)] == shown
-    assert with_late_instructions(made, shown) == shown
+    assert with_late_instructions(renderer, [*first, *more])[: len(adapted)] == adapted
+    assert with_late_instructions(renderer, adapted) == adapted
 
 
 @families(FAMILIES)
-def test_the_words_reach_every_family(any_family: str) -> None:
-    made = make_renderer(any_family)
+def test_instructions_are_in_the_prompt_of_every_family_in_order(any_family: str) -> None:
+    renderer = make_renderer(any_family)
     first, second, third = "Apples1 are red.", "Bananas2 are not.", "Grapes3 may be."
     for begin in (
         [developer(first)],
@@ -88,10 +88,10 @@ def test_the_words_reach_every_family(any_family: str) -> None:
         [system(first), system(second)],
         [developer(first), developer(second), system(third)],
     ):
-        shown = with_late_instructions(made, [*begin, user("Which?4")])
+        adapted = with_late_instructions(renderer, [*begin, user("Which?4")])
         for tools in (None, [GET_WEATHER]):
-            wrote = made.render(shown, tools=tools, add_generation_prompt=True)
-            said = made.tokenizer.decode(wrote.ids)
-            places = [said.find(word) for word in (*(message["content"] for message in begin), "Which?4")]
-            assert -1 not in places, (shown, said)
-            assert places == sorted(places), (shown, said)
+            rendered = renderer.render(adapted, tools=tools, add_generation_prompt=True)
+            text = renderer.tokenizer.decode(rendered.ids)
+            places = [text.find(word) for word in (*(message["content"] for message in begin), "Which?4")]
+            assert -1 not in places, (adapted, text)
+            assert places == sorted(places), (adapted, text)

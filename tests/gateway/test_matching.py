@@ -1,4 +1,4 @@
-"""Matchers by name, and functions of the operator's."""
+"""Matchers: built-in ones by name, and the operator's own functions."""
 
 import re
 import textwrap
@@ -32,11 +32,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_function_of_ones_own_decides_what_counts(folder: Path) -> None:
-    own = load_matcher("./own.py:words", folder)
-    assert key(user("hello  there #12"), means=own) == key(user("hello there #13"), means=own)
-    assert key(user("hello there"), means=own) != key(user("hello you"), means=own)
-    assert key(user("hello"), means=own) != key(assistant("hello"), means=own), "the role counts all the same"
+def test_a_custom_function_decides_what_counts(folder: Path) -> None:
+    matcher = load_matcher("./own.py:words", folder)
+    assert key(user("hello  there #12"), means=matcher) == key(user("hello there #13"), means=matcher)
+    assert key(user("hello there"), means=matcher) != key(user("hello you"), means=matcher)
+    assert key(user("hello"), means=matcher) != key(assistant("hello"), means=matcher), "the role counts all the same"
 
 
 @pytest.mark.parametrize("name", ["broken", "foreign"])
@@ -47,7 +47,7 @@ def test_a_function_that_fails_says_which(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["loose", "", "./own.py:nobody", "./own.py:number", "nowhere_at_all:f"])
-def test_a_matcher_that_is_not_there_is_refused(folder: Path, name: str) -> None:
+def test_a_matcher_that_does_not_exist_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(InputError):
         load_matcher(name, folder)
 
@@ -57,6 +57,6 @@ def test_the_example_of_the_guide() -> None:
     example = next(block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "without_clock" in block)
     names: dict[str, Any] = {}
     exec(textwrap.dedent(example), names)
-    own = names["without_clock"]
-    assert key(user("[10:31] hello"), means=own) == key(user("[10:32] hello"), means=own)
-    assert key(user("[10:31] hello"), means=own) != key(user("[10:31] hallo"), means=own)
+    matcher = names["without_clock"]
+    assert key(user("[10:31] hello"), means=matcher) == key(user("[10:32] hello"), means=matcher)
+    assert key(user("[10:31] hello"), means=matcher) != key(user("[10:31] hallo"), means=matcher)

@@ -1,4 +1,4 @@
-"""Running a gateway: keys, budgets, weights, load, and leaving."""
+"""Operating a gateway: keys, budgets, weights, load, and shutting down."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 
 
 @pytest.fixture
 def gated() -> Iterator[tuple[Served, Gate]]:
-    """A gateway for two requests at once, whose engine samples three tokens, each when the gate lets it."""
+    """A gateway for two requests at once, whose engine samples three tokens, one each time the gate opens."""
     gate = Gate()
     engine = lambda: ScriptedEngine(lambda *_: [100, 101, 102], piece=1, latency=gate)  # noqa: E731
     with gateway_server(engine, limits=Limits(concurrent=2, waiting=1)) as served:
@@ -60,11 +60,11 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def every_route(served: Served) -> list[tuple[str, str]]:
-    found = []
+    routes = []
     for route in served.app.starlette().routes:
         path = re.sub(r"\{[^}]*\}", "x", route.path.replace("{session}", "s"))
-        found += [(method, path) for method in route.methods]
-    return found
+        routes += [(method, path) for method in route.methods]
+    return routes
 
 
 def test_every_route_refuses_without_a_key(keyed: tuple[Served, str, str]) -> None:
@@ -85,21 +85,21 @@ def test_every_route_refuses_without_a_key(keyed: tuple[Served, str, str]) -> No
 
 def test_agents_may_sample_and_nothing_else(keyed: tuple[Served, str, str]) -> None:
     served, admin, agent = keyed
-    status, made = served.call("POST", "/sessions", {"id": "one"}, bearer(admin))
+    status, created = served.call("POST", "/sessions", {"id": "one"}, bearer(admin))
     assert status == 201
-    own = made["key"]
+    session_key = created["key"]
     assert served.call("POST", "/sessions", {"id": "two"}, bearer(admin))[0] == 201
-    for key in (agent, own):
+    for key in (agent, session_key):
         for method, path in every_route(served):
             if path.startswith(("/sessions/s/v1", "/sessions/s/inference", "/v1", "/inference", "/healthz", "/readyz")):
                 continue
             status, body = served.call(method, path, {} if method in ("POST", "PATCH") else None, bearer(key))
             assert status == 403, (method, path, body)
-    assert served.chat("one", SUM, bearer(own))[0] == 200
-    assert served.call("POST", "/v1/chat/completions", SUM, {"x-api-key": own})[0] == 200
-    assert served.chat("two", SUM, bearer(own))[0] == 403
-    other = {**bearer(own), "x-tokentrace-session": "two"}
-    assert served.call("POST", "/v1/chat/completions", SUM, other)[0] == 403
+    assert served.chat("one", SUM, bearer(session_key))[0] == 200
+    assert served.call("POST", "/v1/chat/completions", SUM, {"x-api-key": session_key})[0] == 200
+    assert served.chat("two", SUM, bearer(session_key))[0] == 403
+    headers = {**bearer(session_key), "x-tokentrace-session": "two"}
+    assert served.call("POST", "/v1/chat/completions", SUM, headers)[0] == 403
     assert served.chat("two", SUM, bearer(agent))[0] == 200
     assert served.call("POST", "/v1/chat/completions", SUM, {**bearer(agent), "x-tokentrace-session": "two"})[0] == 200
     assert served.call("POST", "/v1/chat/completions", SUM, bearer(agent))[0] == 400
@@ -116,7 +116,7 @@ def test_a_browser_logs_in_with_the_admin_key(keyed: tuple[Served, str, str]) ->
     assert served.call("POST", "/sessions", {}, {**basic, "sec-fetch-site": "cross-site"})[0] == 403
 
 
-def test_a_key_counts_as_soon_as_it_is_in_the_file_and_until_it_is_not(tmp_path: Path) -> None:
+def test_a_key_is_valid_while_it_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     admin = add_key(path, Role.ADMIN)
     before = path.read_text()
@@ -161,15 +161,15 @@ def test_budgets_and_forced_sampling(served: Served) -> None:
         assert served.call("POST", "/sessions", {"settings": wrong})[0] == 400, wrong
 
 
-@pytest.mark.parametrize(("most", "context"), [(4095, 4096), (20, 20)])
-def test_a_prompt_that_does_not_fit_is_refused_as_clients_know_it(served: Served, most: int, context: int) -> None:
-    words = rf"prompt is too long: \d+ tokens > {most} maximum. This model's maximum context length is {context} tokens"
-    id = served.call("POST", "/sessions", {"settings": {"max_prompt_tokens": most}} if most == 20 else {})[1]["id"]
+@pytest.mark.parametrize(("limit", "context"), [(4095, 4096), (20, 20)])
+def test_a_prompt_that_is_too_long_gives_the_error_that_clients_know(served: Served, limit: int, context: int) -> None:
+    text = rf"prompt is too long: \d+ tokens > {limit} maximum. This model's maximum context length is {context} tokens"
+    id = served.call("POST", "/sessions", {"settings": {"max_prompt_tokens": limit}} if limit == 20 else {})[1]["id"]
     for path, field in (("chat/completions", "messages"), ("responses", "input"), ("messages", None)):
         body = {field or "messages": [{"role": "user", "content": "word " * 5000}], "max_tokens": 9}
         status, answer = served.call("POST", f"/sessions/{id}/v1/{path}", body)
         assert (status, answer["error"].get("param")) == (400, field)
-        assert re.search(words, answer["error"]["message"])
+        assert re.search(text, answer["error"]["message"])
         assert answer["error"].get("code") == (field and "context_length_exceeded")
     assert served.state(id)["turns"] == 0
 
@@ -183,7 +183,7 @@ def test_a_budget_of_turns_holds_for_requests_at_once(served: Served, threads: T
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool, threads: ThreadPoolExecutor) -> None:
-    """What a request may sample is reserved before it samples, and what it did not use is free after it."""
+    """A request reserves what it may sample, and afterwards releases what it did not use."""
     gate = Gate()
     engine = lambda: ScriptedEngine(lambda *_: answer_ids("word " * 500), piece=10, latency=gate)  # noqa: E731
 
@@ -202,7 +202,7 @@ def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool, threads: Th
         assert served.state("few")["sampled"] == 100
 
 
-def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gate], threads: ThreadPoolExecutor) -> None:
+def test_requests_beyond_the_waiting_limit_are_refused(gated: tuple[Served, Gate], threads: ThreadPoolExecutor) -> None:
     served, gate = gated
     answers = [threads.submit(served.chat, "load", SUM) for _ in range(2)]
     served.run(gate.waiting(2))
@@ -218,7 +218,7 @@ def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gate], th
     assert served.state("load")["turns"] == 3
 
 
-def test_a_silent_stream_shows_that_it_is_alive(gated: tuple[Served, Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stream_sends_keep_alives(gated: tuple[Served, Gate], monkeypatch: pytest.MonkeyPatch) -> None:
     served, gate = gated
     monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.01)
     with served.send("silent", {**SUM, "stream": True}) as connection:
@@ -243,18 +243,18 @@ def test_an_agent_that_goes_away_ends_its_request(gated: tuple[Served, Gate], st
     until(lambda: served.app.gateway.admission.in_flight == 0)
     state = served.state("gone")
     assert (state["turns"], served.rows("gone")) == (0, [])
-    assert [left["ended"] for left in state["incomplete"]] == ["the agent went away"]
+    assert [request["ended"] for request in state["incomplete"]] == ["the agent went away"]
 
 
 def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothing_under_way() -> None:
-    """Else whoever sends the request again waits for an answer that nobody samples."""
+    """Otherwise a retry would wait for an answer that is never sampled."""
 
     async def leave(gateway: Gateway) -> None:
-        begin, written = gateway.store.begin, asyncio.Event()
+        begin, may_write = gateway.store.begin, asyncio.Event()
 
         async def slow(*args: Any) -> None:
             writing = asyncio.ensure_future(begin(*args))
-            await written.wait()
+            await may_write.wait()
             await writing
 
         gateway.store.begin = slow  # type: ignore[method-assign]
@@ -264,14 +264,14 @@ def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothi
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.sleep(0)
-        written.set()
+        may_write.set()
         with pytest.raises(asyncio.CancelledError):
             await running
 
     with gateway_server(lambda: ScriptedEngine(counting)) as served:
         served.run(leave(served.app.gateway))
         state = served.state("left")
-        assert [left["ended"] for left in state["incomplete"]] == ["the agent went away"]
+        assert [request["ended"] for request in state["incomplete"]] == ["the agent went away"]
         assert not served.app.gateway.admission.under_way
 
 
@@ -281,9 +281,9 @@ def test_a_retry_while_the_first_is_under_way_shares_its_answer(
     served, gate = gated
     first = threads.submit(served.chat, "twice", SUM, {"idempotency-key": "k"})
     served.run(gate.waiting())
-    again = threads.submit(served.chat, "twice", SUM, {"idempotency-key": "k", "x-stainless-retry-count": "1"})
+    retry = threads.submit(served.chat, "twice", SUM, {"idempotency-key": "k", "x-stainless-retry-count": "1"})
     served.run(gate.open())
-    assert first.result(60) == again.result(60)
+    assert first.result(60) == retry.result(60)
     assert served.state("twice")["turns"] == 1
 
 
@@ -307,7 +307,7 @@ def test_weights_change_between_tokens_and_the_record_says_where(
     assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, 1), (8, 1, 3)]
 
 
-def test_draining_finishes_what_is_under_way(gated: tuple[Served, Gate], threads: ThreadPoolExecutor) -> None:
+def test_draining_finishes_running_requests(gated: tuple[Served, Gate], threads: ThreadPoolExecutor) -> None:
     served, gate = gated
     answer = threads.submit(served.chat, "d", SUM)
     served.run(gate.waiting())
@@ -345,7 +345,7 @@ def test_a_session_is_sealed_exported_and_dropped(served: Served) -> None:
     assert labels["labels"]
 
 
-def test_rows_are_chosen_and_sent_as_their_format(served: Served) -> None:
+def test_rows_are_filtered_and_sent_in_each_format(served: Served) -> None:
     def fetched(path: str) -> tuple[bytes, Any]:
         with urllib.request.urlopen(served.url + path, timeout=60) as answer:
             return answer.read(), answer.headers
@@ -370,7 +370,7 @@ def test_rows_are_chosen_and_sent_as_their_format(served: Served) -> None:
     assert served.call("GET", "/sessions/batch-b/rows?state=open")[0] == 400
 
 
-def test_a_request_is_a_trace_of_its_stages_without_what_was_said() -> None:
+def test_a_request_is_a_trace_of_its_stages_without_its_messages() -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

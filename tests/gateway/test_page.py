@@ -1,4 +1,4 @@
-"""The page at ``/``: what it is told, what its policy allows, and what a real browser makes of it."""
+"""The page at ``/``: its data, its security policy, and what a real browser shows."""
 
 import re
 import urllib.request
@@ -30,7 +30,7 @@ def served(script: Script) -> Iterator[Served]:
         yield server
 
 
-def got(served: Served, path: str) -> Any:
+def get(served: Served, path: str) -> Any:
     status, value = served.call("GET", path)
     assert status == 200, value
     return value
@@ -66,40 +66,40 @@ def test_the_tokens_of_a_branch_are_those_of_the_record(served: Served) -> None:
     record = served.record("interesting")
     trajectory = record.trajectory
     for branch in range(trajectory.num_branches):
-        told = got(served, f"/sessions/interesting/tokens?branch={branch}")
-        assert told["ids"] == trajectory.stream(branch).tolist()
-        assert told["total"] == told["stop"] == len(told["ids"]) == len(told["texts"])
-        kinds = [piece["kind"] for piece in told["pieces"] for _ in range(piece["stop"] - piece["start"])]
+        tokens = get(served, f"/sessions/interesting/tokens?branch={branch}")
+        assert tokens["ids"] == trajectory.stream(branch).tolist()
+        assert tokens["total"] == tokens["stop"] == len(tokens["ids"]) == len(tokens["texts"])
+        kinds = [piece["kind"] for piece in tokens["pieces"] for _ in range(piece["stop"] - piece["start"])]
         assert [kind == "sampled" for kind in kinds] == trajectory.table(branch).mask.tolist()
-        assert [value is not None for value in told["logprobs"]] == [kind == "sampled" for kind in kinds]
-        owners = [piece["message"] for piece in told["pieces"] for _ in range(piece["stop"] - piece["start"])]
+        assert [value is not None for value in tokens["logprobs"]] == [kind == "sampled" for kind in kinds]
+        owners = [piece["message"] for piece in tokens["pieces"] for _ in range(piece["stop"] - piece["start"])]
         assert [-1 if owner is None else owner for owner in owners] == trajectory.table(branch).messages.tolist()
-        assert sum(told["counts"].values()) == told["total"]
-        assert told["roles"]["0"] == "system"
-        for piece in told["pieces"]:
+        assert sum(tokens["counts"].values()) == tokens["total"]
+        assert tokens["roles"]["0"] == "system"
+        for piece in tokens["pieces"]:
             assert (piece["turn"] is not None) == (piece["kind"] == "sampled")
             if piece["turn"] is not None:
                 turn = record.turns[piece["turn"]]
                 assert turn.start <= piece["start"] < piece["stop"] <= turn.stop
 
 
-def test_a_turn_says_what_was_new_and_why_it_branched(served: Served) -> None:
+def test_a_turn_has_its_new_messages_and_the_cause_of_its_branch(served: Served) -> None:
     state = served.state("interesting")
     causes = {turn["cause"]["cause"]: turn["turn"] for turn in state["tree"] if turn["cause"]}
     assert set(causes) == {"retry", "sub_agent", "trimmed_results", "compaction"}
-    told = got(served, f"/sessions/interesting/turns/{causes['trimmed_results']}")
-    assert told["cause"]["message"] == 3
-    assert told["messages"][0]["content"] == "1638.5 [trimmed]"
-    assert told["kept"] == 3
-    assert told["reply"]["content"] == "Adding both."
-    assert told["tools"] == ["compute"]
-    assert told["versions"][0][0] == "step-120"
-    assert told["sampling"]["max_tokens"] > 0
+    details = get(served, f"/sessions/interesting/turns/{causes['trimmed_results']}")
+    assert details["cause"]["message"] == 3
+    assert details["messages"][0]["content"] == "1638.5 [trimmed]"
+    assert details["kept"] == 3
+    assert details["reply"]["content"] == "Adding both."
+    assert details["tools"] == ["compute"]
+    assert details["versions"][0][0] == "step-120"
+    assert details["sampling"]["max_tokens"] > 0
     repaired = next(turn["turn"] for turn in state["tree"] if turn["repairs"])
     assert any(
-        "written another way" in repair for repair in got(served, f"/sessions/interesting/turns/{repaired}")["repairs"]
+        "written another way" in repair for repair in get(served, f"/sessions/interesting/turns/{repaired}")["repairs"]
     )
-    assert got(served, "/sessions/interesting/turns/2")["labels"] == [{"name": "reward", "value": 1, "turn": 2}]
+    assert get(served, "/sessions/interesting/turns/2")["labels"] == [{"name": "reward", "value": 1, "turn": 2}]
 
 
 def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Chromium) -> None:
@@ -110,7 +110,7 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         assert page.evaluate("document.querySelectorAll('.tree .turn').length") == state["turns"]
         labels = page.evaluate("[...document.querySelectorAll('.tree .why .name')].map((each) => each.textContent)")
         assert sorted(labels) == ["0 first branch", "1 retry", "2 sub agent", "3 trimmed results", "4 compaction"]
-        # the branch that was written to last is the one that is shown
+        # the branch with the newest turn is shown
         assert page.evaluate("document.querySelector('.lane.chosen').dataset.branch") == "4"
         assert "branch 4" in page.evaluate("document.querySelector('.stream h2').textContent")
         # a click on a turn shows it, its branch, and its tokens
@@ -120,12 +120,12 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         panel = page.evaluate("document.querySelector('aside').innerText")
         assert "An old tool result was cut." in panel
         assert "1638.5 [trimmed]" in panel
-        shown = page.evaluate(
+        selected = page.evaluate(
             "[...document.querySelectorAll('.text s.k-sampled.chosen')].map((s) => s.textContent).join('')"
         )
-        ids = got(served, "/sessions/interesting/tokens?branch=3")
+        tokens = get(served, "/sessions/interesting/tokens?branch=3")
         turn = state["tree"][8]
-        assert shown.replace("⏎", "") == "".join(ids["texts"][turn["start"] : turn["stop"]])
+        assert selected.replace("⏎", "") == "".join(tokens["texts"][turn["start"] : turn["stop"]])
         # arrow keys go from turn to turn
         page.evaluate("document.querySelector('.tree .turn.chosen').focus()")
         for kind in ("keyDown", "keyUp"):

@@ -15,8 +15,8 @@ from tests.trajectory.model import check_trajectory
 from tokentrace.trajectory import to_bytes
 
 
-def scripted(**rest: Any) -> FaultyEngine:
-    return FaultyEngine(counting, piece=2, **rest)
+def scripted(**options: Any) -> FaultyEngine:
+    return FaultyEngine(counting, piece=2, **options)
 
 
 @contextlib.contextmanager
@@ -31,18 +31,18 @@ def two_gateways(
 
 
 def record_of(served: Served, session: str) -> Any:
-    """The session as a gateway has it, checked from its first to its last token."""
+    """A gateway's record of a session, checked to be consistent."""
 
-    async def look() -> Any:
+    async def read() -> Any:
         async with served.app.gateway.sessions.locked(session) as live:
             check_trajectory(live.session.trajectory)
             return live.session
 
-    return served.run(look())
+    return served.run(read())
 
 
 def check_exact(served: list[Served], sessions: list[str]) -> None:
-    """Every gateway has the same record, and it has the prompts that the engines saw, id for id, each once."""
+    """Check that all gateways have the same record, with each prompt that the engines saw exactly once."""
     seen = sorted(prompt for each in served for prompt in each.prompts)
     recorded = []
     for session in sessions:
@@ -56,25 +56,25 @@ def check_exact(served: list[Served], sessions: list[str]) -> None:
     assert sorted(recorded) == seen
 
 
-def test_an_agent_that_is_sent_here_and_there_gives_one_row(place: str) -> None:
+def test_an_agent_that_switches_gateways_gives_one_row(place: str) -> None:
     with two_gateways(place) as served:
         agents = every_kind([f"s{at}" for at in range(7)], 7)
         agents[5].previous = True
-        chance = random.Random(0)
+        rng = random.Random(0)
         for _ in range(4):
             for agent in agents:
-                agent.ask(chance.choice(served).url)
+                agent.ask(rng.choice(served).url)
         check_exact([*served], [agent.session for agent in agents])
         for agent in agents:
             state = served[0].state(agent.session)
             assert (state["turns"], state["rows"], state["incomplete"]) == (4, 1, [])
-            assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
+            assert [turn["response"] for turn in state["tree"]] == [answer.id for answer in agent.answers]
             assert [turn["base"] for turn in state["tree"]] == [None, 0, 1, 2]
             assert state == served[1].state(agent.session)
 
 
 def test_many_agents_write_to_one_session_at_both_gateways_at_once(place: str) -> None:
-    """A storm of conflicts: no turn is lost, none is there twice, and every agent has one line of turns."""
+    """Despite many conflicts no turn is lost or duplicated, and each agent's turns form one branch."""
     with two_gateways(place) as served:
         agents = every_kind(["storm"], 40)
 
@@ -90,38 +90,38 @@ def test_many_agents_write_to_one_session_at_both_gateways_at_once(place: str) -
         number = {turn["response"]: turn["turn"] for turn in state["tree"]}
         assert len(number) == 120
         for agent in agents:
-            line = [number[heard.id] for heard in agent.heard]
+            line = [number[answer.id] for answer in agent.answers]
             assert [state["tree"][at]["base"] for at in line] == [None, *line[:-1]]
             assert len({state["tree"][at]["branch"] for at in line}) == 1
 
 
-def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) -> None:
+def test_a_repeated_request_is_answered_once_at_any_gateway(place: str) -> None:
     with two_gateways(place) as served:
         for dialect in ("chat", "messages", "responses"):
             for stream in (False, True):
                 first = Agent("a", f"{dialect}-{stream}", dialect, stream)
-                heard = first.ask(served[0].url, "Hello?", idempotency_key="k")
-                again = Agent("a", first.session, dialect, stream)
-                assert again.ask(served[1].url, "Hello?", idempotency_key="k") == heard
+                answer = first.ask(served[0].url, "Hello?", idempotency_key="k")
+                retry = Agent("a", first.session, dialect, stream)
+                assert retry.ask(served[1].url, "Hello?", idempotency_key="k") == answer
                 assert served[0].state(first.session)["turns"] == 1
         assert len(served[0].prompts) + len(served[1].prompts) == 6
 
 
-def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> None:
+def test_a_repeated_request_waits_for_the_other_gateway(place: str) -> None:
     gate = Gate()
     with two_gateways(place, lambda: scripted(latency=gate)) as (one, other), ThreadPoolExecutor(2) as threads:
         first = threads.submit(Agent("a", "s").ask, one.url, "Hello?", idempotency_key="k")
         one.run(gate.waiting())
         until(lambda: one.state("s")["incomplete"])
-        again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", idempotency_key="k")
+        retry = threads.submit(Agent("a", "s").ask, other.url, "Hello?", idempotency_key="k")
         until(lambda: other.app.gateway.admission.under_way)
         one.run(gate.open())
-        assert first.result(60) == again.result(60)
+        assert first.result(60) == retry.result(60)
         assert not other.prompts
         assert one.state("s")["turns"] == 1
 
 
-def test_what_is_done_to_a_session_at_one_gateway_holds_at_the_other(place: str) -> None:
+def test_changes_to_a_session_at_one_gateway_hold_at_the_other(place: str) -> None:
     with two_gateways(place) as (one, other):
         agent = Agent("a", "s")
         agent.ask(one.url)

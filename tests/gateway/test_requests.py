@@ -1,4 +1,4 @@
-"""What each dialect reads, and what it refuses by name."""
+"""The fields that each dialect reads, and those that it refuses by name."""
 
 import itertools
 import json
@@ -102,8 +102,8 @@ def test_chat_is_read() -> None:
         **READ,
     )
     assert read("chat", temperature=None, tools=[], tool_choice="auto") == Request([user("Hi.")], model="m")
-    begun = [user("Hi."), {"role": "assistant", "content": "We"}]
-    assert read("chat", messages=begun, continue_final_message=True, add_generation_prompt=False).continued
+    messages = [user("Hi."), {"role": "assistant", "content": "We"}]
+    assert read("chat", messages=messages, continue_final_message=True, add_generation_prompt=False).continued
     assert read("chat", enable_thinking=True).hints == {"enable_thinking": True, "thinking": True}
     assert read("chat", thinking={"type": "disabled"}).hints == {"enable_thinking": False, "thinking": False}
     legacy = read("chat", functions=[LOOK["function"]], function_call={"name": "look"})
@@ -150,14 +150,14 @@ def test_responses_are_read() -> None:
 
 
 def test_choices_of_tools() -> None:
-    for name, none, one, tools in (
+    for name, none, single, tools in (
         ("chat", "none", {"type": "function", "function": {"name": "look"}}, [LOOK]),
         ("messages", {"type": "none"}, {"type": "tool", "name": "look"}, [TOOL]),
         ("responses", "none", {"type": "function", "name": "look"}, [FLAT]),
     ):
         assert not read(name, tools=tools, tool_choice=none).answer.calls_allowed
         assert read(name, tools=tools, tool_choice=none).tools == [LOOK]
-        assert read(name, tools=tools, tool_choice=one).unenforced == ("tool_choice",)
+        assert read(name, tools=tools, tool_choice=single).unenforced == ("tool_choice",)
 
 
 def test_the_header_asks_for_ids() -> None:
@@ -219,8 +219,8 @@ def test_claude_code_is_understood() -> None:
     assert request.hints == {"reasoning_effort": "medium", "enable_thinking": True, "thinking": True}
     assert set(request.unenforced) == {"messages.output_config", "thinking.display"}
     assert request.ignored == ("system.x-anthropic-billing-header",)
-    turned = [claude_code()["messages"][0], {"role": "system", "content": "# Environment"}]
-    assert Messages.read(claude_code(messages=turned), {}).messages == request.messages
+    messages = [claude_code()["messages"][0], {"role": "system", "content": "# Environment"}]
+    assert Messages.read(claude_code(messages=messages), {}).messages == request.messages
     quiet = {"role": "system", "content": [], "output_config": {"effort": "high"}}
     assert read("messages", messages=[user("a"), quiet]).messages == [user("a")]
 
@@ -270,7 +270,7 @@ ALONE: dict[str, dict[str, list[Any]]] = {
     },
     "tokens": {"token_ids": [[], [-1]]},
 }  # fmt: skip
-DOOR: list[tuple[str, str, dict[str, Any]]] = [
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     *(
         (name, field, {field: value})
         for names, fields in ALONE.items()
@@ -323,7 +323,7 @@ DOOR: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "field", "body"), DOOR)
+@pytest.mark.parametrize(("name", "field", "body"), REFUSED)
 def test_what_cannot_be_served_is_refused_by_name(name: str, field: str, body: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refused:
         read(name, **body)
@@ -382,8 +382,8 @@ def test_a_history_is_read_the_same_after_an_earlier_request(name: str) -> None:
         history = [*items[:changed], *({**item, "id": "fc_8y_1"} for item in items[changed:count])]
         _, whole = read(history)
         for earlier in range(1, len(items) + 1):
-            body, again = read(history, read(items[:earlier]))
-            assert (again, list(again.starts)) == (whole, list(whole.starts))
+            body, incremental = read(history, read(items[:earlier]))
+            assert (incremental, list(incremental.starts)) == (whole, list(whole.starts))
             reused += body.past.items
     assert reused
     assert parse_body(json.dumps({dialect.history: []}).encode(), dialect.history, read(items)).past.items == 0

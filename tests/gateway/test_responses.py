@@ -1,4 +1,4 @@
-"""Responses over HTTP: however an agent repeats, refers to or names the response before, its tokens go on."""
+"""Responses over HTTP: however an agent repeats or refers to the last response, its tokens are reused."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ ASK: Any = {"role": "user", "content": "What is 17 * 23?"}
 
 
 def ask(served: Served, session: str, input: Any, **more: Any) -> Any:
-    """The response, streamed or not; an error if it is not one."""
+    """Request a response, streamed or not; returns it, or the error."""
     body = {"model": "pocket", "tools": FLAT, "instructions": "Be brief.", "temperature": 0, "input": input, **more}
     _, answer = served.call("POST", f"/sessions/{session}/v1/responses", body)
     return json.loads(answer.decode().rpartition("data: ")[2])["response"] if isinstance(answer, bytes) else answer
@@ -48,7 +48,7 @@ WAYS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("way", "stream"), [*((way, False) for way in WAYS), *((way, True) for way in ("exact", "previous response"))]
 )
-def test_a_conversation_goes_on(served: Served, way: str, stream: bool) -> None:
+def test_a_conversation_continues(served: Served, way: str, stream: bool) -> None:
     session, seen, repeat = f"goes-on-{list(WAYS).index(way)}-{stream}", len(served.prompts), WAYS[way]
     sent: list[Any] = []
     previous: Any = None
@@ -69,7 +69,7 @@ def test_a_conversation_goes_on(served: Served, way: str, stream: bool) -> None:
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
 
 
-def test_what_was_not_stored_here_can_be_neither_named_nor_referred_to(served: Served) -> None:
+def test_responses_that_are_not_stored_in_this_session_cannot_be_referenced(served: Served) -> None:
     elsewhere, unstored = ask(served, "another", [ASK]), ask(served, "unstored", [ASK], store=False)
     for id in (unstored["id"], elsewhere["id"], "resp_nobody"):
         error = ask(served, "unstored", "And?", previous_response_id=id)["error"]
@@ -96,7 +96,7 @@ def test_a_stored_response_can_be_retrieved(served: Served, stream: bool) -> Non
     assert served.call("GET", f"{path}/responses/{chat['id']}")[0] == 404
 
 
-def test_only_what_is_referred_to_is_added() -> None:
+def test_only_referenced_items_are_added() -> None:
     call: Any = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": "{}"}}
     reply: Any = {"role": "assistant", "content": "Well.", "reasoning_content": "Hm.", "tool_calls": [call]}
     empty: Any = {"role": "assistant", "content": ""}

@@ -1,7 +1,7 @@
-"""OpenAI's and Anthropic's own clients, blocking and not: every way that they have to ask for an answer.
+"""OpenAI's and Anthropic's own clients: every way that they have to request an answer, streamed or not.
 
-Each way says the same conversation, so that whatever a client makes of an answer is sent back by the same client; the
-record then has to be one stream, with the tokens that the engine saw.
+Each way has the same conversation, in which the client sends answers back in its own form. The record must then be
+one row, with exactly the tokens that the engine saw.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine, check_rows
+from tests.gateway.real_agents.scripted import Stage, Story, StoryEngine, Turn, check_rows
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.lazy import lazy
 from tokentrace import create_renderer
@@ -22,8 +22,8 @@ openai = lazy("openai")
 
 STORY = Story(
     (
-        Said("  Let me look.\n", [("compute", '{"formula":  "17*23" }'), ("compute", '{"formula":"Zürich"}')], "Hm."),
-        Said("\n It is 391. 🌞", reasoning="Both are known."),
+        Turn("  Let me look.\n", [("compute", '{"formula":  "17*23" }'), ("compute", '{"formula":"Zürich"}')], "Hm."),
+        Turn("\n It is 391. 🌞", reasoning="Both are known."),
     )
 )
 QUESTION = "What is 17*23?"
@@ -54,7 +54,7 @@ def chat_helper(client: Any, messages: Any) -> Any:
 
 
 def chat_chunks(client: Any, messages: Any) -> Any:
-    """Chunks put together by hand, as agents do that have no helper."""
+    """Chunks assembled by hand, as agents without a helper do."""
     message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
     usage, more = None, {"stream": True, "stream_options": {"include_usage": True}}
     for chunk in client.chat.completions.create(**CHAT, messages=messages, **more):
@@ -155,8 +155,8 @@ def client_of(api: str, url: str, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("api", "way"), [*((api, way) for api in APIS for way in range(3)), *(("previous", way) for way in range(3))]
 )
-def test_every_way_to_ask_gives_one_row(served: Served, stage: Stage, api: str, way: int) -> None:
-    session, named, api = f"{api}-{way}", api == "previous", "responses" if api == "previous" else api
+def test_every_way_to_request_gives_one_row(served: Served, stage: Stage, api: str, way: int) -> None:
+    session, by_id, api = f"{api}-{way}", api == "previous", "responses" if api == "previous" else api
     stage.stories[session] = STORY
     ask, conversation = APIS[api].asks[way], [{"role": "user", "content": QUESTION}]
     with client_of(api, f"{served.url}/sessions/{session}", max_retries=0) as client:
@@ -164,7 +164,7 @@ def test_every_way_to_ask_gives_one_row(served: Served, stage: Stage, api: str, 
         calls = APIS[api].calls(first)
         assert [arguments for _, arguments in calls] == [{"formula": "17*23"}, {"formula": "Zürich"}]
         results = APIS[api].results([(id, text) for (id, _), text in zip(calls, RESULTS, strict=True)])
-        if named:
+        if by_id:
             second = ask(client, results, previous_response_id=first.id)
         else:
             second = ask(client, [*conversation, *APIS[api].echo(first), *results])
@@ -175,12 +175,12 @@ def test_every_way_to_ask_gives_one_row(served: Served, stage: Stage, api: str, 
     check_one_row(served, stage, session)
 
 
-BROKEN = Story((Said("", [("compute", '{"n": 1, "formula": "say "17"}')]), *[Said("Well.")] * 2))
+BROKEN = Story((Turn("", [("compute", '{"n": 1, "formula": "say "17"}')]), *[Turn("Well.")] * 2))
 
 
 @pytest.mark.parametrize(("api", "way"), [(api, way) for api in APIS for way in range(3)])
-def test_the_echo_of_a_broken_call_goes_on(served: Served, stage: Stage, api: str, way: int) -> None:
-    """OpenAI's clients get it as a call, Anthropic's as text. In another conversation it is rendered."""
+def test_a_conversation_continues_after_a_broken_calls_echo(served: Served, stage: Stage, api: str, way: int) -> None:
+    """OpenAI's clients get it as a call, Anthropic's as text. In another conversation it is rendered anew."""
     session = f"broken-{api}-{way}"
     stage.stories[session] = BROKEN
     with client_of(api, f"{served.url}/sessions/{session}", max_retries=0) as client:
@@ -201,8 +201,8 @@ def test_the_echo_of_a_broken_call_goes_on(served: Served, stage: Stage, api: st
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_runner_of_tools_goes_on_without_threads(served: Served, stage: Stage, stream: bool) -> None:
-    """Its first request would have a thread; what it is told makes it send the whole conversation instead."""
+def test_the_tool_runner_continues_without_threads(served: Served, stage: Stage, stream: bool) -> None:
+    """Its first request has a thread; the answer makes it send the whole conversation instead."""
     session = f"runner-{stream}"
     stage.stories[session] = STORY
     client = client_of("messages", f"{served.url}/sessions/{session}", max_retries=0)
@@ -234,7 +234,7 @@ def test_models(served: Served) -> None:
 
 
 @pytest.mark.parametrize(("api", "sdk"), [("chat", openai), ("messages", anthropic)], ids=["openai", "anthropic"])
-def test_what_would_fail_again_is_sent_once(served: Served, api: str, sdk: Any) -> None:
+def test_clients_do_not_retry_a_permanent_error(served: Served, api: str, sdk: Any) -> None:
     session, sent = f"sealed-{api}", list[str]()
     served.call("POST", "/sessions", {"id": session})
     assert served.call("POST", f"/sessions/{session}/seal")[1]["state"] == "sealed"
@@ -256,20 +256,20 @@ def test_a_lost_answer_is_sampled_once_with_a_key(served: Served, stage: Stage, 
     def lose_the_first(response: Any) -> None:
         if not lost:
             lost.append(response.read())
-            response.status_code = 502  # as a proxy has it
+            response.status_code = 502  # as from a proxy
 
     url, hooks = f"{served.url}/sessions/{session}", {"response": [lose_the_first]}
-    asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}], "max_tokens": 10}
-    asked["extra_headers"] = {"Idempotency-Key": key} if key else {}
+    request: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}], "max_tokens": 10}
+    request["extra_headers"] = {"Idempotency-Key": key} if key else {}
     with (openai if sdk == "openai" else anthropic).DefaultHttpxClient(event_hooks=hooks) as http:
         client = client_of("chat" if sdk == "openai" else "messages", url, http_client=http)
-        id = (client.chat.completions if sdk == "openai" else client.messages).create(**asked).id
+        id = (client.chat.completions if sdk == "openai" else client.messages).create(**request).id
     assert (json.loads(lost[0])["id"] == id) is bool(key)
     assert served.state(session)["turns"] == (1 if key else 2)
 
 
 def check_one_row(served: Served, stage: Stage, session: str) -> None:
-    assert stage.unsaid(session) == 0
+    assert stage.remaining_turns(session) == 0
     rows = served.rows(session)
     assert len(rows) == 1
     check_rows(stage, session, rows)

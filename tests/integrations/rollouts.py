@@ -1,4 +1,4 @@
-"""Rollouts for the tests of trainers' rows, and the law that all of these rows keep."""
+"""Rollouts for tests of trainers' rows, and the check that all of these rows must pass."""
 
 import asyncio
 import functools
@@ -29,13 +29,13 @@ def calculator(expression: str) -> int:
 
 
 def make_agent(
-    engine: Engine, sampling: SamplingParams | None = None, *, kept: list[Rollout] | None = None, **options: Any
+    engine: Engine, sampling: SamplingParams | None = None, *, rollouts: list[Rollout] | None = None, **options: Any
 ) -> Agent:
-    """An agent of pocket with a calculator, whose reward is how many turns it took. Rollouts are added to `kept`."""
+    """An agent of pocket with a calculator, whose reward is the number of turns. Adds its rollouts to `rollouts`."""
 
     def reward(rollout: Rollout) -> float:
-        if kept is not None:
-            kept.append(rollout)
+        if rollouts is not None:
+            rollouts.append(rollout)
         return float(rollout.turns)
 
     options = {"reward": reward, "budget": Budget(turns=4, turn_tokens=64), **options}
@@ -43,7 +43,7 @@ def make_agent(
 
 
 def with_engine(work: Callable[[Engine], Awaitable[Any]]) -> Any:
-    """What a coroutine makes of the embedded engine."""
+    """Run a coroutine function on an embedded engine, then close the engine."""
 
     async def run() -> Any:
         engine = EmbeddedEngine(seed=3)
@@ -56,14 +56,14 @@ def with_engine(work: Callable[[Engine], Awaitable[Any]]) -> Any:
 
 
 def pocket_rollout(**options: Any) -> Rollout:
-    """A rollout of pocket with a call and its result."""
+    """A rollout of pocket with a tool call and its result."""
     rollout: Rollout = with_engine(lambda engine: make_agent(engine, **options).run(Task(QUESTION, name="sum")))
     assert rollout.tool_calls, "a rollout with a tool's result between two completions"
     return rollout
 
 
 def recipe(name: str, monkeypatch: pytest.MonkeyPatch, **agent: Any) -> dict[str, Any]:
-    """What a file of the guide defines, with this agent in the place of the guide's."""
+    """Run a file of the guide with this agent in place of the guide's, and return what it defines."""
     code = next(block.code for block in blocks(GUIDES / "rows-for-trainers.md") if block.title == name)
     module = types.ModuleType("my_agent")
     module.make_agent = functools.partial(make_agent, **agent)  # type: ignore[attr-defined]
@@ -76,34 +76,34 @@ def recipe(name: str, monkeypatch: pytest.MonkeyPatch, **agent: Any) -> dict[str
 def random_tree(seed: int, *, logprobs: bool = True) -> Trajectory:
     """A trajectory whose history was rewritten several times."""
     rng = random.Random(seed)
-    made = Trajectory(name=f"tree-{seed}", logprobs=logprobs)
-    made.begin([rng.randrange(50) for _ in range(rng.randint(1, 6))], messages=1)
+    trajectory = Trajectory(name=f"tree-{seed}", logprobs=logprobs)
+    trajectory.begin([rng.randrange(50) for _ in range(rng.randint(1, 6))], messages=1)
     for step in range(rng.randint(2, 7)):
         size = rng.randint(1, 5)
         scores = [-rng.random() for _ in range(size)] if logprobs else None
-        made.append_completion(
+        trajectory.append_completion(
             [rng.randrange(50, 90) for _ in range(size)], scores, finish_reason="stop", version=step, sampling={}
         )
-        if rng.random() < 0.5 or made.num_branches == 1:
-            stream = made.stream().tolist()
-            made.branch([*stream[: rng.randrange(len(stream) - 1)], 90 + step, 91 + step], cause="edit")
+        if rng.random() < 0.5 or trajectory.num_branches == 1:
+            stream = trajectory.stream().tolist()
+            trajectory.branch([*stream[: rng.randrange(len(stream) - 1)], 90 + step, 91 + step], cause="edit")
         else:
-            made.append_context([rng.randrange(50) for _ in range(rng.randint(1, 4))], Kind.CONTEXT)
-    made.append_completion([99], [-0.5] if logprobs else None, finish_reason="stop", version=99)
-    return made
+            trajectory.append_context([rng.randrange(50) for _ in range(rng.randint(1, 4))], Kind.CONTEXT)
+    trajectory.append_completion([99], [-0.5] if logprobs else None, finish_reason="stop", version=99)
+    return trajectory
 
 
 def check_rows(
     trajectory: Trajectory, rows: Sequence[tuple[int, Sequence[int], Sequence[int], Sequence[float]]]
 ) -> None:
-    """Rows (branch, ids, mask, logprobs, each of the whole sequence) hold what the trajectory does: its streams id for
-    id, loss on every sampled token exactly once over all rows, and there the engine's logprob, element by element."""
+    """Checks rows (branch, ids, mask, logprobs of whole sequences): ids are those of the streams, every sampled token
+    carries loss exactly once over all rows, and its logprob is the engine's."""
     trained = 0
     for branch, ids, mask, logprobs in rows:
         assert list(ids) == trajectory.stream(branch).tolist()
         assert list(mask) == trajectory.loss_mask(branch).astype(int).tolist()
-        told = trajectory.logprobs(branch)
-        expected = np.where(np.isnan(told), 0.0, told)
+        recorded = trajectory.logprobs(branch)
+        expected = np.where(np.isnan(recorded), 0.0, recorded)
         np.testing.assert_array_equal(np.asarray(logprobs, np.float32), expected.astype(np.float32))
         trained += sum(mask)
     assert trained == trajectory.num_sampled

@@ -1,7 +1,7 @@
-"""Rows for slime, SkyRL and OpenRLHF: what the trajectory holds, in the shapes that they were recorded with.
+"""Rows for slime, SkyRL and OpenRLHF: the data of the trajectory in the recorded shapes of these libraries.
 
-The recipes of the guide are run as its files say, with our agent for theirs and stand-ins for what they import. What of
-verl's integration needs no verl is here, too.
+The recipes of the guide run unchanged, with our agent and stand-ins for their imports. The parts of verl's integration
+that do not need verl are tested here, too.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ VLLM = {"name": "vllm", "logprobs_mode": "processed_logprobs"}
 
 
 def rewritten(seed: int, end: End = End.ANSWER, **options: Any) -> Rollout:
-    """A rollout with a tree."""
+    """A rollout with several branches."""
     turn = TurnMetrics()
     messages = [*QUESTION, {"role": "assistant", "content": "Done."}]
-    made = Rollout(Task(QUESTION, name="x"), random_tree(seed, **options), [], messages, end=end, per_turn=[turn])
-    made.reward = None if end is End.ENGINE else 0.5
-    return made
+    rollout = Rollout(Task(QUESTION, name="x"), random_tree(seed, **options), [], messages, end=end, per_turn=[turn])
+    rollout.reward = None if end is End.ENGINE else 0.5
+    return rollout
 
 
 def unanswered(end: End) -> Rollout:
@@ -62,17 +62,17 @@ def unanswered(end: End) -> Rollout:
     return Rollout(Task(QUESTION, name="x"), trajectory, [], QUESTION, end=end, notes=["gone"])
 
 
-# -- what they share
+# -- shared helpers
 
 
-def test_a_token_that_carries_loss_has_its_logprob_or_there_is_no_row() -> None:
+def test_a_token_that_carries_loss_without_a_logprob_is_an_error() -> None:
     [sample] = trajectory_samples(pocket_rollout().trajectory)
     assert filled_logprobs(sample)[sample.mask].tolist() == sample.logprobs[sample.mask].tolist()
-    holed = sample.logprobs.copy()
-    holed[sample.mask.argmax()] = float("nan")
+    incomplete = sample.logprobs.copy()
+    incomplete[sample.mask.argmax()] = float("nan")
     for convert in (filled_logprobs, prompt_response):
         with pytest.raises(SampleError, match="carries loss and has no logprob"):
-            convert(sample.replace(logprobs=holed))
+            convert(sample.replace(logprobs=incomplete))
     with pytest.raises(SampleError, match="has no logprobs"):
         filled_logprobs(sample.replace(logprobs=None))
 
@@ -90,7 +90,7 @@ def recorded(**first: Any) -> Trajectory:
 
 def test_a_response_goes_from_the_first_sampled_token_to_the_last() -> None:
     trajectory = recorded()
-    trajectory.append_context([6], [Kind.CONTEXT], messages=1)  # a tool result that nobody answered
+    trajectory.append_context([6], [Kind.CONTEXT], messages=1)  # an unanswered tool result
     row = prompt_response(only_sample(trajectory))
     assert (row.prompt_ids, row.response_ids) == ([1, 2, 3], [10, 11, 4, 5, 20])
     assert (row.response_mask, row.response_logprobs) == ([1, 1, 0, 0, 1], [-0.5, -0.25, 0.0, 0.0, -0.125])
@@ -99,26 +99,26 @@ def test_a_response_goes_from_the_first_sampled_token_to_the_last() -> None:
 
 
 def test_sampling_parameters_are_honoured_or_refused() -> None:
-    given = {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "stop": None, "no_stop_trim": True}
-    made = sampling_of({**given, "sampling_seed": 3, "stop_token_ids": [5], "min_p": 0.0})
-    assert (made.max_tokens, made.temperature, made.top_p, made.top_k, made.seed) == (7, 0.5, 0.9, 0, 3)
-    assert made.stop_token_ids == (5,)
-    assert sampling_of({**given, "min_tokens": 1}) == sampling_of(given), "SkyRL and OpenRLHF always ask for it"
+    options = {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "stop": None, "no_stop_trim": True}
+    parsed = sampling_of({**options, "sampling_seed": 3, "stop_token_ids": [5], "min_p": 0.0})
+    assert (parsed.max_tokens, parsed.temperature, parsed.top_p, parsed.top_k, parsed.seed) == (7, 0.5, 0.9, 0, 3)
+    assert parsed.stop_token_ids == (5,)
+    assert sampling_of({**options, "min_tokens": 1}) == sampling_of(options), "SkyRL and OpenRLHF always ask for it"
     wrong: list[tuple[str, Any]] = [
         *(("stop", ["x"]), ("stop", np.array(["x", "y"])), ("min_p", 0.1), ("min_tokens", 2), ("n", 2)),
         *(("repetition_penalty", 1.1), ("custom_params", {"a": 1}), ("stop_token_ids", 5), ("stop_token_ids", "5")),
     ]
     for name, value in wrong:
         with pytest.raises(InputError, match=name):
-            sampling_of({**given, name: value})
+            sampling_of({**options, name: value})
     with pytest.raises(InputError, match="mapping"):
         sampling_of([1])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="max_tokens"):
         sampling_of({"temperature": 1.0})
-    penalty = sampling_of({**given, "min_p": 0.05, "repetition_penalty": 1.1}, supports=VERL_SAMPLING)
+    penalty = sampling_of({**options, "min_p": 0.05, "repetition_penalty": 1.1}, supports=VERL_SAMPLING)
     assert (penalty.min_p, penalty.repetition_penalty) == (0.05, 1.1)
     with pytest.raises(InputError, match="min_q"):
-        sampling_of({**given, "min_q": 0.1}, supports=VERL_SAMPLING)
+        sampling_of({**options, "min_q": 0.1}, supports=VERL_SAMPLING)
     raw = ServerEngine(None, "one", {"name": "vllm", "logprobs_mode": "raw_logprobs"}, vocab_size=9)
     with pytest.raises(LogprobKindError):
         asyncio.run(raw.generate([1], penalty))
@@ -130,13 +130,13 @@ def test_sampling_parameters_are_honoured_or_refused() -> None:
 
 
 def slime_type() -> Any:
-    """slime's `Sample`, as it was recorded."""
+    """slime's `Sample` class, from the recorded fields."""
     status = enum.Enum("Status", {name.upper(): name for name in SHAPES["slime"]["Sample.Status"]})
     fields: list[Any] = []
-    for name, about in SHAPES["slime"]["Sample"].items():
-        value = status.PENDING if name == "status" else eval(about.rpartition(" = ")[2])
-        how = {"default_factory": type(value)} if type(value) in (list, dict) else {"default": value}
-        fields.append((name, Any, dataclasses.field(**how)))
+    for name, annotation in SHAPES["slime"]["Sample"].items():
+        value = status.PENDING if name == "status" else eval(annotation.rpartition(" = ")[2])
+        default = {"default_factory": type(value)} if type(value) in (list, dict) else {"default": value}
+        fields.append((name, Any, dataclasses.field(**default)))
     return dataclasses.make_dataclass("Sample", fields, namespace={"Status": status})
 
 
@@ -147,20 +147,20 @@ SLIME = slime_type()
 def test_slime_gets_each_sampled_token_once(seed: int) -> None:
     rollout = rewritten(seed)
     tree = rollout.trajectory
-    given = SLIME(index=7, group_index=2, prompt="q", label="a", metadata={"k": 1})
-    made = slime_samples(rollout, given)
+    template = SLIME(index=7, group_index=2, prompt="q", label="a", metadata={"k": 1})
+    samples = slime_samples(rollout, template)
     rows = []
-    for one in made:
-        assert len(one.loss_mask) == len(one.rollout_log_probs) == one.response_length <= len(one.tokens)
-        before = len(one.tokens) - one.response_length
+    for row in samples:
+        assert len(row.loss_mask) == len(row.rollout_log_probs) == row.response_length <= len(row.tokens)
+        before = len(row.tokens) - row.response_length
         rows.append(
-            (one.metadata["branch"], one.tokens, [0] * before + one.loss_mask, [0.0] * before + one.rollout_log_probs)
+            (row.metadata["branch"], row.tokens, [0] * before + row.loss_mask, [0.0] * before + row.rollout_log_probs)
         )
-        assert (one.rollout_id, one.index, one.group_index, one.label, one.reward) == (7, 7, 2, "a", 0.5)
-        assert one.status is SLIME.Status.COMPLETED
-        assert one.weight_versions
+        assert (row.rollout_id, row.index, row.group_index, row.label, row.reward) == (7, 7, 2, "a", 0.5)
+        assert row.status is SLIME.Status.COMPLETED
+        assert row.weight_versions
     check_rows(tree, rows)
-    assert given == SLIME(index=7, group_index=2, prompt="q", label="a", metadata={"k": 1}), (
+    assert template == SLIME(index=7, group_index=2, prompt="q", label="a", metadata={"k": 1}), (
         "what was given stays as it is"
     )
 
@@ -169,66 +169,66 @@ def test_slime_gets_each_sampled_token_once(seed: int) -> None:
     ("end", "status"),
     [(End.ANSWER, "completed"), (End.TURNS, "truncated"), (End.ABORT, "aborted"), (End.ENGINE, "failed")],
 )
-def test_slime_is_told_how_a_rollout_ended(end: End, status: str) -> None:
+def test_slimes_status_is_the_end_of_the_rollout(end: End, status: str) -> None:
     failed = end in (End.ABORT, End.ENGINE)
-    made = slime_samples(rewritten(3, end), SLIME(index=1), failed_reward=-1.0)
-    assert {one.status.value for one in made} == {status}
-    assert {one.remove_sample for one in made} == {failed}
-    assert {one.reward for one in made} == {-1.0 if failed else 0.5}, "slime's reward model is not asked"
+    samples = slime_samples(rewritten(3, end), SLIME(index=1), failed_reward=-1.0)
+    assert {sample.status.value for sample in samples} == {status}
+    assert {sample.remove_sample for sample in samples} == {failed}
+    assert {sample.reward for sample in samples} == {-1.0 if failed else 0.5}, "slime's reward model is not asked"
     nothing = Rollout(Task(QUESTION), Trajectory(), [], QUESTION, end=end, notes=["gone"])
-    for none, ids in ((nothing, [0, 0]), (unanswered(end), [7, 8, 9])):
-        [one] = slime_samples(none, SLIME(index=1), failed_reward=-1.0)
-        assert (one.status.value, one.remove_sample, one.reward, one.tokens) == (status, True, -1.0, ids)
-        assert (one.response_length, one.loss_mask, one.rollout_log_probs) == (1, [0], [0.0])
-        assert one.metadata["tokentrace"] == "gone"
+    for rollout, ids in ((nothing, [0, 0]), (unanswered(end), [7, 8, 9])):
+        [sample] = slime_samples(rollout, SLIME(index=1), failed_reward=-1.0)
+        assert (sample.status.value, sample.remove_sample, sample.reward, sample.tokens) == (status, True, -1.0, ids)
+        assert (sample.response_length, sample.loss_mask, sample.rollout_log_probs) == (1, [0], [0.0])
+        assert sample.metadata["tokentrace"] == "gone"
         with pytest.raises(SampleError, match=r"gone.*failed_reward"):
-            slime_samples(none, SLIME(index=1))
-        assert not slime_whole_groups(None, [slime_samples(rewritten(3), SLIME()), one])
+            slime_samples(rollout, SLIME(index=1))
+        assert not slime_whole_groups(None, [slime_samples(rewritten(3), SLIME()), sample])
         assert slime_whole_groups(None, [slime_samples(rewritten(3), SLIME()), SLIME()])
 
 
 # -- SkyRL
 
 
-def skyrl_rows(made: dict[str, Any]) -> list[Any]:
+def skyrl_rows(output: dict[str, Any]) -> list[Any]:
     columns = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
     return [
         (prompt + response, [0] * len(prompt) + mask, [0.0] * len(prompt) + logprobs)
-        for prompt, response, mask, logprobs in zip(*(made[name] for name in columns), strict=True)
+        for prompt, response, mask, logprobs in zip(*(output[name] for name in columns), strict=True)
     ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_skyrl_gets_branches_as_steps(seed: int) -> None:
     rollouts = [rewritten(seed), rewritten(seed + 100)]
-    made = skyrl_output(rollouts, trajectory_ids=["a", "b"], step_wise=True)
-    assert set(made) == set(SHAPES["skyrl"]["GeneratorOutput"])
-    rows, at = skyrl_rows(made), 0
+    output = skyrl_output(rollouts, trajectory_ids=["a", "b"], step_wise=True)
+    assert set(output) == set(SHAPES["skyrl"]["GeneratorOutput"])
+    rows, at = skyrl_rows(output), 0
     for rollout, name in zip(rollouts, "ab", strict=True):
         branches = [one.index for one in rollout.trajectory.branches if one.sampled]
-        mine = slice(at, at + len(branches))
-        check_rows(rollout.trajectory, [(branch, *row) for branch, row in zip(branches, rows[mine], strict=True)])
-        assert made["trajectory_ids"][mine] == [name] * len(branches)
-        assert made["is_last_step"][mine] == [False] * (len(branches) - 1) + [True]
-        assert made["rewards"][mine] == [0.5] * len(branches)
+        steps = slice(at, at + len(branches))
+        check_rows(rollout.trajectory, [(branch, *row) for branch, row in zip(branches, rows[steps], strict=True)])
+        assert output["trajectory_ids"][steps] == [name] * len(branches)
+        assert output["is_last_step"][steps] == [False] * (len(branches) - 1) + [True]
+        assert output["rewards"][steps] == [0.5] * len(branches)
         at += len(branches)
     assert at == len(rows)
-    assert len(made["trajectory_generation_times"]) == len(rows), "one for each row, as SkyRL flattens them"
+    assert len(output["trajectory_generation_times"]) == len(rows), "one for each row, as SkyRL flattens them"
 
 
 def test_skyrl_runs_an_agent_for_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Rollout] = []
-    names = recipe("my_skyrl.py", monkeypatch, kept=kept)
+    rollouts: list[Rollout] = []
+    names = recipe("my_skyrl.py", monkeypatch, rollouts=rollouts)
     sampling = {"min_tokens": 1, "max_tokens": 64, "temperature": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1}
     batch = {"prompts": [QUESTION, QUESTION], "sampling_params": {**sampling, "seed": 3}, "trajectory_ids": ["a", "b"]}
-    made = with_engine(lambda engine: names["AgentGenerator"](engine).generate(batch))
-    assert set(made) == set(SHAPES["skyrl"]["GeneratorOutput"])
-    kept.sort(key=lambda rollout: rollout.task.name)  # numbered in the order of the prompts
-    for row, expected in zip(skyrl_rows(made), kept, strict=True):
+    output = with_engine(lambda engine: names["AgentGenerator"](engine).generate(batch))
+    assert set(output) == set(SHAPES["skyrl"]["GeneratorOutput"])
+    rollouts.sort(key=lambda rollout: rollout.task.name)  # numbered in the order of the prompts
+    for row, expected in zip(skyrl_rows(output), rollouts, strict=True):
         check_rows(expected.trajectory, [(0, *row)])
-    assert made["rewards"] == [float(rollout.turns) for rollout in kept]
-    assert made["trajectory_ids"] == ["a", "b"]
-    assert made["is_last_step"] is None
+    assert output["rewards"] == [float(rollout.turns) for rollout in rollouts]
+    assert output["trajectory_ids"] == ["a", "b"]
+    assert output["is_last_step"] is None
 
 
 # -- OpenRLHF
@@ -236,7 +236,7 @@ def test_skyrl_runs_an_agent_for_each_prompt(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def openrlhf(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """With a base class in place of OpenRLHF's, which the recipe imports."""
+    """Installs a stand-in for the base class of OpenRLHF that the recipe imports."""
     agent = types.ModuleType("openrlhf.utils.agent")
     agent.AgentExecutorBase = type("AgentExecutorBase", (), {})  # type: ignore[attr-defined]
     for each, module in (("openrlhf", types.ModuleType("openrlhf")), ("openrlhf.utils", types.ModuleType("utils"))):
@@ -246,7 +246,7 @@ def openrlhf(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 class TrainersVLLM:
-    """vLLM as OpenRLHF wraps it, sampled by pocket."""
+    """OpenRLHF's wrapper of vLLM, on pocket; drops the first `lost` logprobs of each answer."""
 
     def __init__(self, engine: Engine, lost: int) -> None:
         self.engine, self.lost = engine, lost
@@ -254,13 +254,13 @@ class TrainersVLLM:
     async def generate(self, prompt_ids: list[int], params: Any, multi_modal_data: Any) -> Any:
         assert multi_modal_data is None
         assert params.min_tokens == 0, "a turn may be its stop token alone"
-        made: Completion = await self.engine.generate(prompt_ids, sampling_of(vars(params), allow_raw_logprobs=True))
-        ids = made.ids.tolist()
+        done: Completion = await self.engine.generate(prompt_ids, sampling_of(vars(params), allow_raw_logprobs=True))
+        ids = done.ids.tolist()
         logprobs = [
             {id: types.SimpleNamespace(logprob=float(one)), 1: types.SimpleNamespace(logprob=-9.0)}
-            for id, one in zip(ids, made.logprobs, strict=True)
+            for id, one in zip(ids, done.logprobs, strict=True)
         ][self.lost :]
-        output = types.SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=str(made.finish_reason))
+        output = types.SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=str(done.finish_reason))
         return types.SimpleNamespace(outputs=[output])
 
 
@@ -278,25 +278,25 @@ def execute(openrlhf: pytest.MonkeyPatch, *, lost: int = 0, logprobs: int | None
 
 
 def test_openrlhf_gets_the_sequence_and_the_ranges_with_loss(openrlhf: Any) -> None:
-    kept: list[Rollout] = []
-    made = execute(openrlhf, kept=kept)
-    [expected] = kept
-    assert set(made) == set(SHAPES["openrlhf"]["executed"])
-    mask = [0] * len(made["observation_tokens"])
-    for start, stop in made["action_ranges"]:
+    rollouts: list[Rollout] = []
+    output = execute(openrlhf, rollouts=rollouts)
+    [expected] = rollouts
+    assert set(output) == set(SHAPES["openrlhf"]["executed"])
+    mask = [0] * len(output["observation_tokens"])
+    for start, stop in output["action_ranges"]:
         mask[start:stop] = [1] * (stop - start)
-    check_rows(expected.trajectory, [(0, made["observation_tokens"], mask, made["rollout_log_probs"])])
-    assert len(made["action_ranges"]) == expected.turns
-    assert (made["reward"], made["truncated"]) == (float(expected.turns), False)
+    check_rows(expected.trajectory, [(0, output["observation_tokens"], mask, output["rollout_log_probs"])])
+    assert len(output["action_ranges"]) == expected.turns
+    assert (output["reward"], output["truncated"]) == (float(expected.turns), False)
 
 
 def test_openrlhf_gets_no_row_without_logprobs_or_reward(openrlhf: Any) -> None:
     with pytest.raises(InputError, match="does not ask vLLM for logprobs"):
         execute(openrlhf, logprobs=None)
-    made = execute(openrlhf, lost=1)
-    assert (made["reward"], made["action_ranges"], made["truncated"]) == (0.0, [], False)
-    assert made["rollout_log_probs"] == [0.0] * len(made["observation_tokens"])
-    assert made["extra_logs"]["failed"] == 1
+    output = execute(openrlhf, lost=1)
+    assert (output["reward"], output["action_ranges"], output["truncated"]) == (0.0, [], False)
+    assert output["rollout_log_probs"] == [0.0] * len(output["observation_tokens"])
+    assert output["extra_logs"]["failed"] == 1
     with pytest.raises(SampleError, match=r"failed \(engine.*failed_reward"):
         openrlhf_output(rewritten(1, End.ENGINE), "", "")
     with pytest.raises(SampleError, match="has no reward"):
@@ -315,9 +315,9 @@ def test_without_verl_the_error_says_what_to_install(name: str) -> None:
         importlib.import_module(f"tokentrace.integrations.{name}")
 
 
-def ask_verl(sampling: SamplingParams, name: str = "vllm", **changed: Any) -> dict[str, Any]:
-    """What verl's server of this kind is sent; it answers with one token unless that is `changed`."""
-    answer = {"token_ids": [5], "log_probs": [-0.5], "stop_reason": "completed", "extra_fields": {}, **changed}
+def ask_verl(sampling: SamplingParams, name: str = "vllm", **changes: Any) -> dict[str, Any]:
+    """The request that verl's server of this kind gets; its answer is one token, with the fields of `changed`."""
+    answer = {"token_ids": [5], "log_probs": [-0.5], "stop_reason": "completed", "extra_fields": {}, **changes}
     sent: dict[str, Any] = {}
 
     async def generate(**request: Any) -> Any:
@@ -345,6 +345,6 @@ def test_verls_servers_are_sent_the_seed() -> None:
         ({"token_ids": [10]}, "the vocabulary has 10 ids"),
     ],
 )
-def test_an_answer_of_verls_servers_that_cannot_be_used_is_refused(changed: dict[str, Any], problem: str) -> None:
+def test_an_unusable_answer_of_verls_servers_is_refused(changed: dict[str, Any], problem: str) -> None:
     with pytest.raises(EngineAnswerError, match=problem):
         ask_verl(SamplingParams(4), **changed)

@@ -1,4 +1,4 @@
-"""A tokentrace renderer behind renderers' own door, and under renderers' own names."""
+"""A tokentrace renderer created by renderers' own factory, and under renderers' own class names."""
 
 import asyncio
 import copy
@@ -34,13 +34,13 @@ CONVERSATION: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def pocket() -> Any:
-    """The kind of tokenizer that renderers gives: a transformers one."""
+    """A transformers tokenizer, as renderers passes it."""
     return transformers.PreTrainedTokenizerFast.from_pretrained(POCKET)
 
 
 @pytest.fixture(scope="module")
 def qwen3() -> Any:
-    """One whose template drops past reasoning."""
+    """A tokenizer whose template drops past reasoning."""
     return transformers.PreTrainedTokenizerFast.from_pretrained(family_dir("qwen3"))
 
 
@@ -48,16 +48,16 @@ def custom(**fields: Any) -> Any:
     return renderers.CustomRendererConfig(import_path=PATH, **fields)
 
 
-def test_the_door_gives_our_class_with_our_settings(pocket: Any) -> None:
+def test_renderers_creates_our_class_with_our_settings(pocket: Any) -> None:
     variables = {"enable_thinking": False}
-    door = renderers.create_renderer(pocket, custom(preserve_all_thinking=True), chat_template_kwargs=variables)
-    assert type(door) is TokentraceRenderer
-    assert isinstance(door, renderers.Renderer)
-    assert not renderers.base.is_multimodal(door)
-    assert (door.renderer.past, door.renderer.template_kwargs) == ("preserve", variables)
+    theirs = renderers.create_renderer(pocket, custom(preserve_all_thinking=True), chat_template_kwargs=variables)
+    assert type(theirs) is TokentraceRenderer
+    assert isinstance(theirs, renderers.Renderer)
+    assert not renderers.base.is_multimodal(theirs)
+    assert (theirs.renderer.past, theirs.renderer.template_kwargs) == ("preserve", variables)
     ours = create_renderer(POCKET, preserve_all_thinking=True, **variables)
     for options in ({"tools": TOOLS}, {"tools": TOOLS, "add_generation_prompt": True}):
-        assert door.render_ids(CONVERSATION, **options) == ours.render_ids(CONVERSATION, **options)
+        assert theirs.render_ids(CONVERSATION, **options) == ours.render_ids(CONVERSATION, **options)
 
 
 def test_wrong_settings_are_refused(pocket: Any) -> None:
@@ -69,9 +69,9 @@ def test_wrong_settings_are_refused(pocket: Any) -> None:
         renderers.create_renderer(pocket, custom(), chat_template_kwargs={"preserve_all_thinking": True})
 
 
-def test_rendered_tokens_say_what_ours_say() -> None:
-    door, ours = TokentraceRenderer(POCKET), create_renderer(POCKET)
-    rendered, expected = door.render(CONVERSATION, tools=TOOLS), ours.render(CONVERSATION, tools=TOOLS)
+def test_rendered_tokens_have_our_data() -> None:
+    adapter, ours = TokentraceRenderer(POCKET), create_renderer(POCKET)
+    rendered, expected = adapter.render(CONVERSATION, tools=TOOLS), ours.render(CONVERSATION, tools=TOOLS)
     assert rendered.token_ids == expected.token_ids
     assert rendered.sampled_mask == expected.mask.tolist()
     assert rendered.message_indices == expected.message_indices
@@ -90,45 +90,45 @@ def test_rendered_tokens_say_what_ours_say() -> None:
     assert spans[0][0] <= 1  # the first token is the template's own
     assert spans[-1][1] == len(rendered.token_ids)
     assert rendered.tokens_by_role(sampled_only=True)["assistant"] == int(expected.mask.sum())
-    sample = renderers.build_training_sample(door, CONVERSATION, tools=TOOLS)
+    sample = renderers.build_training_sample(adapter, CONVERSATION, tools=TOOLS)
     assert (sample.token_ids, sample.loss_mask) == (expected.token_ids, expected.mask.tolist())
-    more = renderers.build_training_sample(door, CONVERSATION, tools=TOOLS, content_sft_roles={"tool"}).loss_mask
+    more = renderers.build_training_sample(adapter, CONVERSATION, tools=TOOLS, content_sft_roles={"tool"}).loss_mask
     ids = [id for id, one, other in zip(expected.token_ids, more, sample.loss_mask, strict=True) if one > other]
     assert ours.tokenizer.decode(ids) == "42"
 
 
-def test_bridge_keeps_the_stream_and_indexes_what_is_new() -> None:
-    made = TokentraceRenderer(POCKET)
-    prompt = made.render_ids(CONVERSATION[:2], tools=TOOLS, add_generation_prompt=True)
-    completion = made.render_ids(CONVERSATION[:3], tools=TOOLS)[len(prompt) :]
+def test_bridge_keeps_the_stream_and_indexes_the_new_messages() -> None:
+    adapter = TokentraceRenderer(POCKET)
+    prompt = adapter.render_ids(CONVERSATION[:2], tools=TOOLS, add_generation_prompt=True)
+    completion = adapter.render_ids(CONVERSATION[:3], tools=TOOLS)[len(prompt) :]
     new = [CONVERSATION[3], {"role": "user", "content": "And 6 * 8?"}]
-    bridged = made.bridge_to_next_turn(prompt, completion, new, tools=TOOLS)
-    own = made.renderer.bridge(prompt, completion, new, tools=TOOLS)
-    assert bridged.token_ids == own.token_ids
+    bridged = adapter.bridge_to_next_turn(prompt, completion, new, tools=TOOLS)
+    expected = adapter.renderer.bridge(prompt, completion, new, tools=TOOLS)
+    assert bridged.token_ids == expected.token_ids
     before = len(prompt) + len(completion)
     assert bridged.token_ids[:before] == prompt + completion
     assert bridged.message_indices[:before] == [-1] * before
-    assert bridged.message_indices[before:] == own.messages.tolist()
+    assert bridged.message_indices[before:] == expected.messages.tolist()
     assert not any(bridged.sampled_mask)
     assert len(bridged.sampled_mask) == len(bridged.is_content) == len(bridged.token_ids)
     spans = [span for spans in bridged.content_token_spans_by_role().values() for span in spans]
-    texts = [made.renderer.tokenizer.decode(bridged.token_ids[start:stop]) for start, stop in spans]
+    texts = [adapter.renderer.tokenizer.decode(bridged.token_ids[start:stop]) for start, stop in spans]
     assert texts == ["42", "And 6 * 8?"]
-    assert Kind.CONTEXT in own.kinds
-    assert made.bridge_to_next_turn(prompt, completion, [CONVERSATION[4]], tools=TOOLS) is None
-    assert made.bridge_to_next_turn([], completion, new, tools=TOOLS) is None
-    assert made.bridge_to_next_turn(prompt, completion, [], tools=TOOLS) is None
+    assert Kind.CONTEXT in expected.kinds
+    assert adapter.bridge_to_next_turn(prompt, completion, [CONVERSATION[4]], tools=TOOLS) is None
+    assert adapter.bridge_to_next_turn([], completion, new, tools=TOOLS) is None
+    assert adapter.bridge_to_next_turn(prompt, completion, [], tools=TOOLS) is None
 
 
-def test_thinking_retention_is_the_bridges_history(qwen3: Any) -> None:
+def test_thinking_retention_decides_whether_the_bridge_keeps_history(qwen3: Any) -> None:
     thought = {"role": "assistant", "content": "42", "reasoning_content": "A product."}
     for retention, user, tool in ((None, False, True), ("tool_cycle", False, True), ("all", True, True)):
-        made = renderers.create_renderer(qwen3, custom(thinking_retention=retention))
+        ours = renderers.create_renderer(qwen3, custom(thinking_retention=retention))
         for new, expected in (({"role": "user", "content": "And?"}, user), ({"role": "tool", "content": "42"}, tool)):
-            said = {**thought, "content": "", "tool_calls": [CALL]} if new["role"] == "tool" else thought
-            prompt = made.render_ids(CONVERSATION[1:2], add_generation_prompt=True)
-            completion = made.render_ids([CONVERSATION[1], said])[len(prompt) : -1]  # the last is a newline of Qwen's
-            assert (made.bridge_to_next_turn(prompt, completion, [new]) is not None) is expected, (retention, new)
+            reply = {**thought, "content": "", "tool_calls": [CALL]} if new["role"] == "tool" else thought
+            prompt = ours.render_ids(CONVERSATION[1:2], add_generation_prompt=True)
+            completion = ours.render_ids([CONVERSATION[1], reply])[len(prompt) : -1]  # without Qwen's last newline
+            assert (ours.bridge_to_next_turn(prompt, completion, [new]) is not None) is expected, (retention, new)
 
 
 CALLS = {
@@ -146,50 +146,50 @@ CALLS = {
 
 @pytest.mark.parametrize("text", CALLS)
 def test_calls_have_renderers_statuses_and_never_lose_their_arguments(text: str) -> None:
-    made = TokentraceRenderer(POCKET)
+    adapter = TokentraceRenderer(POCKET)
     cut = not text.endswith("</tool_call>")
-    ids = made.renderer.tokenizer.encode(text + ("" if cut else "<|end|>")).tolist()
-    [call] = made.parse_response(ids, tools=TOOLS).tool_calls
+    ids = adapter.renderer.tokenizer.encode(text + ("" if cut else "<|end|>")).tolist()
+    [call] = adapter.parse_response(ids, tools=TOOLS).tool_calls
     status, name, arguments = CALLS[text]
     assert (call.status, call.name, call.arguments) == (renderers.ToolCallParseStatus(status), name, arguments)
-    assert made.renderer.tokenizer.decode(ids[slice(*call.token_span)]).strip() == text
+    assert adapter.renderer.tokenizer.decode(ids[slice(*call.token_span)]).strip() == text
     strict = TokentraceRenderer(POCKET, TokentraceConfig(refuse_unknown_tools=True))
     [refused] = strict.parse_response(ids, tools=TOOLS).tool_calls
     assert refused.status == ("unknown_tool" if name == "other" else status)
 
 
 def test_a_call_inside_reasoning_counts_only_if_calls_are_lenient() -> None:
-    made = TokentraceRenderer(POCKET)
-    ids = made.renderer.tokenizer.encode(f"<think>\nHm {next(iter(CALLS))}<|end|>").tolist()
+    adapter = TokentraceRenderer(POCKET)
+    ids = adapter.renderer.tokenizer.encode(f"<think>\nHm {next(iter(CALLS))}<|end|>").tolist()
     lenient = TokentraceRenderer(POCKET, TokentraceConfig(calls="lenient"))
-    assert [len(one.parse_response(ids, tools=TOOLS).tool_calls) for one in (made, lenient)] == [0, 1]
+    assert [len(one.parse_response(ids, tools=TOOLS).tool_calls) for one in (adapter, lenient)] == [0, 1]
 
 
-def test_reasoning_that_stays_open_is_said() -> None:
-    made = TokentraceRenderer(POCKET)
+def test_open_reasoning_is_reported_as_incomplete() -> None:
+    adapter = TokentraceRenderer(POCKET)
     for text, complete in (("<think>\nHm", False), ("<think>\nHm\n</think>\n\nYes<|end|>", True), ("Yes<|end|>", True)):
-        ids = made.renderer.tokenizer.encode(text)
-        parsed = made.parse_response(ids.tolist(), prompt_ids=[])
+        ids = adapter.renderer.tokenizer.encode(text)
+        parsed = adapter.parse_response(ids.tolist(), prompt_ids=[])
         assert parsed.reasoning_complete is complete
-        assert made.parse_response(ids, prompt_ids=ids[:0]) == parsed
-        made.parse_response(ids, prompt_ids=ids)
+        assert adapter.parse_response(ids, prompt_ids=ids[:0]) == parsed
+        adapter.parse_response(ids, prompt_ids=ids)
         assert (parsed.reasoning_content or "").strip() == ("Hm" if "Hm" in text else "")
 
 
 @pytest.mark.parametrize("kind", ["image", "image_url", "video_url", "input_audio"])
 def test_media_are_refused_by_name(kind: str) -> None:
-    made = TokentraceRenderer(POCKET)
+    adapter = TokentraceRenderer(POCKET)
     messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": kind, kind: {}}]}]
     for refused in (
-        lambda: made.render(messages),
-        lambda: made.render_ids(messages),
-        lambda: made.bridge_to_next_turn([1], [2], messages),
+        lambda: adapter.render(messages),
+        lambda: adapter.render_ids(messages),
+        lambda: adapter.bridge_to_next_turn([1], [2], messages),
     ):
         with pytest.raises(InputError, match=f"message 0.*{kind}"):
             refused()
 
 
-def test_prefix_stability_is_what_the_template_does(qwen3: Any) -> None:
+def test_prefix_stability_is_that_of_the_template(qwen3: Any) -> None:
     assert TokentraceRenderer(POCKET).is_prefix_stable
     assert not TokentraceRenderer(qwen3).is_prefix_stable  # it drops past reasoning
     unreadable = TokentraceConfig(chat_template="{{ raise_exception('no') }}", renderer="default")
@@ -197,17 +197,17 @@ def test_prefix_stability_is_what_the_template_does(qwen3: Any) -> None:
 
 
 def test_renderers_client_generates_with_it() -> None:
-    """renderers' own client over a bridge: the gateway recorded the ids that the client sent."""
-    made = TokentraceRenderer(POCKET)
+    """The gateway records the ids that renderers' own client sends, also for a bridged turn."""
+    adapter = TokentraceRenderer(POCKET)
 
     async def talk(url: str) -> list[dict[str, Any]]:
         address = f"{url}/sessions/one/v1"
         async with lazy("openai").AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
-            options: dict[str, Any] = {"client": client, "renderer": made, "model": "pocket", "tools": TOOLS}
+            options: dict[str, Any] = {"client": client, "renderer": adapter, "model": "pocket", "tools": TOOLS}
             options |= {"messages": CONVERSATION[:2], "sampling_params": {"max_tokens": 64, "temperature": 0}}
             first = await renderers.client.generate(**options, prompt_ids=None)
             stream = (first["prompt_ids"], first["completion_ids"])
-            bridge = made.bridge_to_next_turn(*stream, [CONVERSATION[3]], tools=TOOLS)
+            bridge = adapter.bridge_to_next_turn(*stream, [CONVERSATION[3]], tools=TOOLS)
             return [first, await renderers.client.generate(**options, prompt_ids=bridge.token_ids)]
 
     with gateway_server() as served:
@@ -218,8 +218,8 @@ def test_renderers_client_generates_with_it() -> None:
     assert row["input_ids"] == second["prompt_ids"] + second["completion_ids"]
     sampled = [i for i, one in enumerate(row["loss_mask"]) if one]
     assert [row["input_ids"][i] for i in sampled] == first["completion_ids"] + second["completion_ids"]
-    told = first["completion_logprobs"] + second["completion_logprobs"]
-    assert [row["logprobs"][i] for i in sampled] == told
+    logprobs = first["completion_logprobs"] + second["completion_logprobs"]
+    assert [row["logprobs"][i] for i in sampled] == logprobs
 
 
 # -- the same names
@@ -238,12 +238,12 @@ def test_compat_has_every_name_of_renderers() -> None:
 def test_compat_resolves_as_renderers_does(qwen3: Any) -> None:
     named = copy.copy(qwen3)
     named.name_or_path = "Qwen/Qwen3-8B"
-    made = renderers_compat.create_renderer(named, chat_template_kwargs={"enable_thinking": False})
-    assert type(made) is renderers_compat.Qwen3Renderer
-    assert made.config == renderers.Qwen3RendererConfig(enable_thinking=False)
+    ours = renderers_compat.create_renderer(named, chat_template_kwargs={"enable_thinking": False})
+    assert type(ours) is renderers_compat.Qwen3Renderer
+    assert ours.config == renderers.Qwen3RendererConfig(enable_thinking=False)
     theirs = renderers.create_renderer(named, chat_template_kwargs={"enable_thinking": False})
     prompt = CONVERSATION[:2]
-    assert made.render_ids(prompt, add_generation_prompt=True) == theirs.render_ids(prompt, add_generation_prompt=True)
+    assert ours.render_ids(prompt, add_generation_prompt=True) == theirs.render_ids(prompt, add_generation_prompt=True)
     unnamed = renderers_compat.create_renderer(POCKET, renderers.AutoRendererConfig(thinking_retention="all"))
     assert type(unnamed) is TokentraceRenderer
     assert unnamed.config.thinking_retention == "all"

@@ -1,4 +1,4 @@
-"""TRL's own trainers on pocket: what reaches the loss is what was recorded, element by element."""
+"""TRL's own trainers on pocket: the inputs of the loss equal the recorded data, element by element."""
 
 import dataclasses
 import itertools
@@ -34,15 +34,15 @@ async_grpo = lazy("trl.experimental.async_grpo")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROUNDING = 1e-4
-"""NumPy and torch add up in another order: measured 2e-6 in logprobs of float32."""
+"""NumPy and torch sum in different orders: measured 2e-6 in float32 logprobs."""
 
 
 class Run:
-    """Two steps of GRPO on pocket, and what was recorded of them."""
+    """Two steps of GRPO on pocket, with their rollouts and reward inputs."""
 
     def __init__(self, folder: Path) -> None:
         self.finished: list[FinishedRollout] = []
-        self.told: list[dict[str, Any]] = []
+        self.reward_inputs: list[dict[str, Any]] = []
         self.engine = EmbeddedEngine()
         rollouts = RolloutFunction(pocket_agent(self.engine), weights_to=self.engine, done=self.finished.extend, seed=3)
         self.trainer = grpo(folder, rollouts, [rollout_reward, self.see], learning_rate=1e-3)
@@ -51,10 +51,10 @@ class Run:
         finally:
             rollouts.close()
 
-    def see(self, **told: Any) -> list[float]:
-        """A reward function that keeps what TRL tells it."""
-        self.told.append(told)
-        return [0.0] * len(told["prompts"])
+    def see(self, **inputs: Any) -> list[float]:
+        """A reward function that records its arguments."""
+        self.reward_inputs.append(inputs)
+        return [0.0] * len(inputs["prompts"])
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_ids_masks_and_logprobs_in_the_loss_are_the_trajectorys(run: Run) -> Non
 
 
 def test_a_failed_rollout_is_left_out_and_a_second_run_has_the_new_weights(tmp_path: Path) -> None:
-    """Two runs of one step: in each the judge fails for one of four rollouts."""
+    """Two runs of one step. In each, the judge fails for one of four rollouts."""
     judged, sent = itertools.count(), []
 
     def judge(rollout: Rollout) -> float:
@@ -110,14 +110,14 @@ def test_a_failed_rollout_is_left_out_and_a_second_run_has_the_new_weights(tmp_p
             sent.append({name: value.clone() for name, value in weights.items()})
             await super().update_weights(weights, version=version)
 
-    engine, ran = Engine(), []
+    engine, finished = Engine(), []
     agent = pocket_agent(engine, reward=judge, budget=Budget(turns=1, turn_tokens=4))
-    rollouts = RolloutFunction(agent, weights_to=engine, done=ran.extend, seed=0)
+    rollouts = RolloutFunction(agent, weights_to=engine, done=finished.extend, seed=0)
     trainer = grpo(tmp_path, rollouts, [rollout_reward, brief], num_generations=4, max_steps=1, learning_rate=1e-2)
     for _ in range(2):
         trainer.train()
     rollouts.close()
-    assert [one.failed for one in ran].count(True) == 2
+    assert [one.failed for one in finished].count(True) == 2
     for batch in trainer.batches:
         assert (batch["advantages"] == 0).sum() == 1
         assert batch["advantages"].sum().item() == pytest.approx(0, abs=1e-5)
@@ -126,7 +126,7 @@ def test_a_failed_rollout_is_left_out_and_a_second_run_has_the_new_weights(tmp_p
 
 
 def test_importance_ratios_are_one_before_each_step(run: Run) -> None:
-    """Also before the second: the weights of the first step have reached the engine."""
+    """Also before the second step: the engine has the weights of the first."""
     for step, batch in enumerate(run.trainer.batches):
         trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
         ratios = torch.exp(batch["logps"] - batch["sampling_per_token_logps"])[trained]
@@ -137,11 +137,11 @@ def test_importance_ratios_are_one_before_each_step(run: Run) -> None:
 
 
 def test_reward_functions_see_real_messages_and_the_agents_reward(run: Run) -> None:
-    for step, told in enumerate(run.told):
+    for step, inputs in enumerate(run.reward_inputs):
         finished = run.finished[4 * step : 4 * step + 4]
-        assert told["rollout"] == finished
-        assert told["messages"] == [one.messages for one in finished]
-        assert all(messages[2]["role"] == "tool" for messages in told["messages"])
+        assert inputs["rollout"] == finished
+        assert inputs["messages"] == [one.messages for one in finished]
+        assert all(messages[2]["role"] == "tool" for messages in inputs["messages"])
         logged = run.trainer.state.log_history[step]["rewards/rollout_reward/mean"]
         assert logged == pytest.approx(np.mean([one.reward for one in finished]))
 
@@ -150,20 +150,20 @@ def test_reward_functions_see_real_messages_and_the_agents_reward(run: Run) -> N
 
 
 def varlen_attention(q: Any, k: Any, v: Any, q_ends: Any, k_ends: Any, *_: Any, softmax_scale: float, **__: Any) -> Any:
-    """What the kernel that TRL fetches computes, on a CPU: each stretch of queries sees its own keys, causally."""
-    made = []
+    """A CPU version of the kernel that TRL fetches: causal attention within each sequence."""
+    outputs = []
     groups = q.shape[1] // k.shape[1]
     for at in range(len(q_ends) - 1):
         rows = q[q_ends[at] : q_ends[at + 1]].transpose(0, 1)
         keys, values = (one[k_ends[at] : k_ends[at + 1]].repeat_interleave(groups, 1).transpose(0, 1) for one in (k, v))
         later = torch.ones(rows.shape[1], keys.shape[1], dtype=torch.bool).triu(keys.shape[1] - rows.shape[1] + 1)
         scores = (rows @ keys.transpose(1, 2) * softmax_scale).masked_fill(later, float("-inf"))
-        made.append((scores.softmax(-1) @ values).transpose(0, 1))
-    return torch.cat(made)
+        outputs.append((scores.softmax(-1) @ values).transpose(0, 1))
+    return torch.cat(outputs)
 
 
 class Forgetful:
-    """Runs rollouts of an agent twice as one trajectory: the second time as if its history had been rewritten."""
+    """Runs each rollout twice and joins both in one trajectory, as if the history had been rewritten."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -188,7 +188,7 @@ class Forgetful:
 
 
 def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of TRL's trainer. What needs a GPU is replaced: the attention kernel, and the name of the device."""
+    """Two steps of TRL's trainer, with stand-ins for what needs a GPU: the attention kernel and the device name."""
     kernel = SimpleNamespace(flash_attn_varlen_func=varlen_attention)
     monkeypatch.setattr("trl.experimental.async_grpo.packing._flash_attn", lambda: kernel)
     monkeypatch.setattr("trl.experimental.async_grpo.async_grpo_trainer.get_peak_flops_per_device", lambda *_: None)
@@ -235,7 +235,7 @@ def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monk
             np.testing.assert_array_equal(batch["shift_labels"][0][places], row.ids[row.mask])
             np.testing.assert_array_equal(batch["old_log_probs"][0][terms], row.logprobs[row.mask])
             assert sample.model_version == min(span.version for span in row.versions)
-    assert queued[0].model_version == 1  # TRL counts the weights that it begins with as 1
+    assert queued[0].model_version == 1  # TRL's first weights have version 1
     ratios = [log["ratio"] for log in trainer.state.log_history if "ratio" in log]
     assert abs(ratios[0] - 1) < ROUNDING
 
@@ -247,9 +247,9 @@ def test_the_example_trains(
     script = Path(__file__).parents[2] / "examples" / "trl" / "grpo_pocket.py"
     monkeypatch.setattr("sys.argv", [script.name, "--steps=1", "--rollouts=8", f"--output={tmp_path / 'out'}"])
     runpy.run_path(str(script), run_name="__main__")
-    said = re.findall(r"^step +(\d+)  reward (0\.\d+)  tokens (\d+\.\d)$", capsys.readouterr().out, re.MULTILINE)
-    assert [int(step) for step, _, _ in said] == [1]
-    for _, reward, tokens in said:  # of right answers alone it would be equal
+    steps = re.findall(r"^step +(\d+)  reward (0\.\d+)  tokens (\d+\.\d)$", capsys.readouterr().out, re.MULTILINE)
+    assert [int(step) for step, _, _ in steps] == [1]
+    for _, reward, tokens in steps:  # equal if all answers were right
         assert 0 < float(reward) <= 1 - float(tokens) / 100 + 1e-3
     assert (tmp_path / "out" / "model.safetensors").exists()
 
@@ -271,7 +271,7 @@ CONVERSATIONS = [
 
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows as the command writes them by default."""
+    """Rows with the command's default settings."""
     folder = tmp_path_factory.mktemp("sft")
     chats = "".join(json.dumps({"messages": messages}) + "\n" for messages in CONVERSATIONS)
     (folder / "chats.jsonl").write_text(chats, encoding="utf-8")
@@ -284,7 +284,7 @@ def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sft_inputs(
     parquet: Path, folder: Path, data_collator: Any = None, *, trains: bool = False, **settings: Any
 ) -> list[Any]:
-    """What reaches the loss in an epoch of SFTTrainer, which is computed only if it `trains`."""
+    """The inputs of the loss in an epoch of SFTTrainer; the loss is computed only with `trains`."""
     seen: list[dict[str, Any]] = []
 
     class Hooked(trl.SFTTrainer):
@@ -302,7 +302,7 @@ def sft_inputs(
 
 
 def documents(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
-    """The ids and labels of each document of a batch, padded or put one after another."""
+    """The ids and labels of each document in a padded or packed batch."""
     if "attention_mask" in batch:
         for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True):
             yield ids[mask].tolist(), labels[mask].tolist()
@@ -314,7 +314,7 @@ def documents(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def expected(parquet: Path, longest: int | None = None) -> list[tuple[list[int], list[int]]]:
-    """The ids of each row, and those of them that the model samples."""
+    """The ids and the labels of each row."""
     rows = [(sample.ids[:longest], sample.mask[:longest]) for sample in read_samples(parquet)]
     assert all(0 < mask.sum() < len(mask) for _, mask in rows)
     return sorted((ids.tolist(), np.where(mask, ids, -100).tolist()) for ids, mask in rows)
@@ -332,12 +332,12 @@ def expected(parquet: Path, longest: int | None = None) -> list[tuple[list[int],
     ids=["padded", "padding-free", "packed", "our collator", "cut"],
 )
 def test_sft_trains_exactly_the_assistants_tokens(parquet: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    found = [one for batch in sft_inputs(parquet, tmp_path, **settings) for one in documents(batch)]
-    assert sorted(found) == expected(parquet, settings.get("max_length"))
+    trained = [one for batch in sft_inputs(parquet, tmp_path, **settings) for one in documents(batch)]
+    assert sorted(trained) == expected(parquet, settings.get("max_length"))
     assert trl.SFTConfig(str(tmp_path), **QUIET).max_length == 1024, "as the guide says"
 
 
-def test_collator_gives_what_trls_own_gives(parquet: Path) -> None:
+def test_collator_matches_trls_collator(parquet: Path) -> None:
     rows = datasets.load_dataset("parquet", data_files=str(parquet), split="train").to_list()
     theirs = lazy("trl.trainer.sft_trainer").DataCollatorForLanguageModeling(
         4064, return_position_ids=True, pad_to_multiple_of=8

@@ -1,4 +1,4 @@
-"""What `RolloutFunction` makes of rollouts, ours and those of agents behind the gateway; no trainer is needed."""
+"""`RolloutFunction` with our rollouts and those of agents behind the gateway, without a trainer."""
 
 import asyncio
 import dataclasses
@@ -28,7 +28,7 @@ PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
 
 @dataclasses.dataclass
 class Config:
-    """The settings of `GRPOConfig` that a rollout function looks at."""
+    """The settings of `GRPOConfig` that a rollout function reads."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -39,7 +39,7 @@ class Config:
 
 
 def trainer(step: int = 0, processes: int = 1, rewards: Any = (rollout_reward,), tools: Any = None, **args: Any) -> Any:
-    """A trainer with this configuration, that trains one weight."""
+    """A trainer with this configuration and one weight."""
     return SimpleNamespace(
         reward_funcs=rewards,
         reward_func_names=[reward.__name__ for reward in rewards],
@@ -54,13 +54,13 @@ def trainer(step: int = 0, processes: int = 1, rewards: Any = (rollout_reward,),
 
 @pytest.fixture
 def loop() -> Iterator[BackgroundLoop]:
-    made = BackgroundLoop()
-    yield made
-    made.close()
+    background = BackgroundLoop()
+    yield background
+    background.close()
 
 
 class Recorded:
-    """Runs nothing: every rollout is one that was recorded."""
+    """An agent that returns recorded rollouts."""
 
     def __init__(self, *finished: FinishedRollout) -> None:
         self._left = list(finished)
@@ -84,7 +84,7 @@ def finished(
     )
 
 
-def test_a_rollout_of_which_nothing_was_sampled_carries_no_loss(loop: BackgroundLoop) -> None:
+def test_a_rollout_without_sampled_tokens_carries_no_loss(loop: BackgroundLoop) -> None:
     function = RolloutFunction(Recorded(finished(sampled=False), finished()), weights_to=None, loop=loop)
     with pytest.warns(UserWarning, match="it is down"):
         rows = function([PROMPT, PROMPT], trainer())
@@ -102,7 +102,7 @@ async def slow(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [0.25] * len(completion_ids)
 
 
-def test_reward_functions_that_leave_out_what_failed_say_none_for_it(loop: BackgroundLoop) -> None:
+def test_unless_failed_gives_failed_rollouts_the_reward_none(loop: BackgroundLoop) -> None:
     judged = dataclasses.replace(finished(), reward=None, metrics={"end": "failed"})
     function = RolloutFunction(Recorded(finished(), judged), weights_to=None, loop=loop)
     with warnings.catch_warnings():
@@ -116,13 +116,13 @@ def test_reward_functions_that_leave_out_what_failed_say_none_for_it(loop: Backg
         unless_failed("judge")  # type: ignore[arg-type]
 
 
-def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -> None:
+def test_a_function_that_scores_failed_rollouts_gives_a_warning(loop: BackgroundLoop) -> None:
     for failed in (finished(sampled=False), dataclasses.replace(finished(), metrics={"end": "failed"})):
         function = RolloutFunction(Recorded(finished(), failed), weights_to=None, loop=loop)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             function([PROMPT, PROMPT], trainer(rewards=[rollout_reward, brief]))
-        (text,) = [str(one.message) for one in said if "sampled nothing" not in str(one.message)]
+        (text,) = [str(one.message) for one in caught if "sampled nothing" not in str(one.message)]
         assert text.startswith("1 of 2 rollouts failed")
         assert "score them: brief; wrap them in unless_failed" in text
 
@@ -140,7 +140,7 @@ def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -
         ),
     ],
 )
-def test_what_would_train_something_else_is_refused(
+def test_rollouts_that_do_not_match_the_trainer_are_refused(
     rollout: dict[str, Any], settings: dict[str, Any], error: Any, problem: str, loop: BackgroundLoop
 ) -> None:
     function = RolloutFunction(Recorded(finished(**rollout)), weights_to=None, loop=loop)
@@ -153,21 +153,21 @@ def test_one_of_several_rows_can_be_chosen(loop: BackgroundLoop) -> None:
     assert last([PROMPT], trainer())["prompt_ids"] == [[1, 2, 4]]
 
 
-class Told:
-    """Takes weights and remembers them."""
+class RecordingEngine:
+    """An engine that records its weight updates."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, int]] = []
+        self.updates: list[tuple[Any, int]] = []
 
     async def update_weights(self, weights: Any, /, *, version: int) -> None:
-        self.told.append((dict(weights), version))
+        self.updates.append((dict(weights), version))
 
     async def close(self) -> None:
-        self.told.append(("closed", -1))
+        self.updates.append(("closed", -1))
 
 
 def test_weights_are_sent_once_a_step_and_by_one_process() -> None:
-    engine = Told()
+    engine = RecordingEngine()
     function = RolloutFunction(Recorded(*[finished() for _ in range(4)]), weights_to=engine)
     one = trainer()
     for step in (0, 0, 1):
@@ -176,11 +176,11 @@ def test_weights_are_sent_once_a_step_and_by_one_process() -> None:
     with pytest.raises(InputError, match="one process"):
         function([PROMPT], trainer(step=2, processes=2))
     function.close()
-    assert [version for _, version in engine.told] == [0, 1, -1]
+    assert [version for _, version in engine.updates] == [0, 1, -1]
 
 
 def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None:
-    """Its prompt cannot be rendered: nothing was sampled, and nothing is raised."""
+    """Its prompt cannot be rendered, so nothing is sampled; no error is raised."""
     engine = ScriptedEngine(lambda *_: pytest.fail("not asked"))
     agent = Agent(engine, create_renderer(POCKET), sampling=SamplingParams(8), reward=lambda rollout: 1.0)
     function = RolloutFunction(agent, weights_to=None, loop=loop)
@@ -194,7 +194,7 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "problem"),
     [
         ({"input_ids": [1, 2]}, "neither labels nor loss_mask"),
         ({"input_ids": [1, 2], "labels": [-100]}, "2 ids, but 1 entries in labels"),
@@ -215,8 +215,8 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
         (5, "mapping of columns, not 5"),
     ],
 )
-def test_rows_that_would_train_something_else_are_refused(row: dict[str, Any], said: str) -> None:
-    with pytest.raises(SampleError, match=said):
+def test_invalid_rows_are_refused(row: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SampleError, match=problem):
         Collator(0)([row])
 
 
@@ -224,7 +224,7 @@ def test_rows_that_would_train_something_else_are_refused(row: dict[str, Any], s
 
 
 def ask_twice(session: Session) -> float:
-    """An agent of somebody else: OpenAI's client, two turns, its history as messages."""
+    """A foreign agent: OpenAI's client, two turns, and its history as messages."""
     with openai.OpenAI(base_url=session.openai_base_url, api_key=session.key, max_retries=0) as client:
         assert session.id == session.base_url.rpartition("/")[2]
         messages: list[Any] = list(session.task.messages)
@@ -232,17 +232,17 @@ def ask_twice(session: Session) -> float:
             answer = client.chat.completions.create(
                 model="pocket", messages=messages, tools=TOOLS, max_tokens=64, temperature=0.1
             )
-            said = answer.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
+            reply = answer.choices[0].message
+            messages.append(reply.model_dump(exclude_none=True))
             messages += [
                 {"role": "tool", "tool_call_id": call.id, "content": str(calculate("17 * 23"))}
-                for call in said.tool_calls or ()
+                for call in reply.tool_calls or ()
             ] or [{"role": "user", "content": "Sure?"}]
     return 0.25
 
 
 def forget(session: Session) -> None:
-    """An agent that begins anew after its first answer: another branch of the session."""
+    """An agent that starts over after its first answer, which gives a second branch."""
     with openai.OpenAI(base_url=session.openai_base_url, api_key=session.key, max_retries=0) as client:
         for text in ("What is 17 * 23?", "Summary: they asked for a product. Go on."):
             client.chat.completions.create(
@@ -254,13 +254,13 @@ def fail(session: Session) -> float:
     raise RuntimeError("the agent broke")
 
 
-def test_rows_of_a_session_are_what_trl_is_given() -> None:
+def test_trl_gets_the_rows_of_the_session() -> None:
     with gateway_server() as served:
-        kept: list[Any] = []
-        function = RolloutFunction(GatewayAgent(served.url, ask_twice), weights_to=None, done=kept.extend)
+        rollouts: list[Any] = []
+        function = RolloutFunction(GatewayAgent(served.url, ask_twice), weights_to=None, done=rollouts.extend)
         rows = function([PROMPT, PROMPT], trainer())
         function.close()
-        for at, one in enumerate(kept):
+        for at, one in enumerate(rollouts):
             (sample,) = one.samples
             ids = rows["prompt_ids"][at] + rows["completion_ids"][at]
             assert ids == sample.token_ids
@@ -270,14 +270,14 @@ def test_rows_of_a_session_are_what_trl_is_given() -> None:
             assert [row["input_ids"] for row in recorded] == [ids]
             sampled = [number for number in recorded[0]["logprobs"] if number is not None]
             assert [x for x, m in zip(rows["logprobs"][at], rows["env_mask"][at], strict=True) if m] == sampled
-            assert sample.completions[0].temperature == 1.0  # not what the agent asked for
+            assert sample.completions[0].temperature == 1.0  # not the agent's setting
             assert one.messages[: one.prompt] == PROMPT
             assert [message["role"] for message in one.messages][-3:-1] == ["assistant", "tool"]
-        assert kept[0].samples[0].name != kept[1].samples[0].name
+        assert rollouts[0].samples[0].name != rollouts[1].samples[0].name
         assert rollout_reward(**rows) == [0.25, 0.25]
 
 
-def test_a_history_that_was_rewritten_gives_several_rows_and_an_agent_that_raises_none() -> None:
+def test_a_rewritten_history_gives_several_rows_and_a_failing_agent_none() -> None:
     with gateway_server() as served:
         agent = GatewayAgent(served.url, forget)
         rewritten = asyncio.run(agent.run(Task(PROMPT, name="one")))
@@ -291,7 +291,7 @@ def test_a_history_that_was_rewritten_gives_several_rows_and_an_agent_that_raise
     assert failed.notes == ["RuntimeError: the agent broke"]
 
 
-def test_a_gateway_that_cannot_be_reached_or_refuses_ends_the_rollout_alone() -> None:
+def test_an_unreachable_or_refusing_gateway_ends_only_the_rollout() -> None:
     finished = asyncio.run(GatewayAgent("http://127.0.0.1:9", ask_twice).run(Task(PROMPT)))
     assert (finished.metrics["end"], finished.samples, finished.reward) == ("engine", [], None)
     assert "the gateway cannot be reached" in finished.notes[0]

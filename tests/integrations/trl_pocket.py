@@ -1,4 +1,4 @@
-"""What the tests of TRL share: pocket as a trainer's model and as an engine, and hooks that read what the loss gets."""
+"""Helpers for TRL tests: pocket as a trainer's model and as an engine, and hooks that record the loss's inputs."""
 
 import functools
 from pathlib import Path
@@ -26,7 +26,7 @@ QUIET = {
 
 
 def pocket_agent(engine: EmbeddedEngine, **settings: Any) -> Agent:
-    """An agent with a calculator; the fewer tokens, the better."""
+    """An agent with a calculator; fewer tokens give a higher reward."""
     defaults: dict[str, Any] = {"tools": [calculator], "budget": Budget(turns=3, turn_tokens=64)}
     defaults["reward"] = lambda rollout: -rollout.trajectory.num_sampled / 100
     return Agent(engine, create_renderer(POCKET), **{**defaults, **settings})
@@ -35,7 +35,7 @@ def pocket_agent(engine: EmbeddedEngine, **settings: Any) -> Agent:
 @functools.cache
 def hooked_grpo() -> Any:
     class HookedGRPO(trl.GRPOTrainer):
-        """Keeps what reaches the loss, and how likely the model finds the completions then."""
+        """Records the inputs of the loss, and the model's logprobs of the completions at that time."""
 
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
@@ -44,9 +44,9 @@ def hooked_grpo() -> Any:
         def compute_loss(self, model: Any, inputs: Any, **settings: Any) -> Any:
             batch = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-            read = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+            attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
             with torch.no_grad():
-                batch["logps"] = completion_logps(model, ids, read, batch["completion_ids"].size(1))
+                batch["logps"] = completion_logps(model, ids, attention, batch["completion_ids"].size(1))
             self.batches.append(batch)
             return super().compute_loss(model, inputs, **settings)
 
@@ -54,7 +54,7 @@ def hooked_grpo() -> Any:
 
 
 def completion_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
-    """The log-probability of each of the last ids, computed without anything of TRL's."""
+    """The log-probability of each of the last ids, computed without TRL."""
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, :-1].float()
     logps = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]

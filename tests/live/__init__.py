@@ -1,1 +1,1 @@
-"""Tests against engines that are really there."""
+"""Tests against real engines."""

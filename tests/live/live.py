@@ -1,6 +1,6 @@
 """A llama.cpp server for tests: ``python -m tests.live.live MODEL.gguf`` prints its address, serves until stdin ends.
 
-A process of its own: it ends when the test's process does, however that ends, and whatever llama.cpp does in it.
+It is a separate process: it always ends with the test's process, and llama.cpp cannot crash the tests.
 """
 
 import json
@@ -32,13 +32,13 @@ from tokentrace.samples.trajectories import trajectory_samples
 ROOT = Path(__file__).parents[2]
 SLOTS = 4
 CONTEXT = 1536
-"""Tokens of one slot: what `connect` must find out."""
+"""Tokens per slot, which `connect` must read from the server."""
 START_SECONDS = 60
 
 
 @contextmanager
 def llama_server(model: Path, log: Path) -> Iterator[str]:
-    """The address of a server of this file."""
+    """Run this file as a server; yields its address."""
     command = [sys.executable, "-m", "tests.live.live", str(model)]
     with (
         log.open("wb") as errors,
@@ -64,7 +64,7 @@ def llama_server(model: Path, log: Path) -> Iterator[str]:
 
 
 class Recorder(httpx2.AsyncBaseTransport):
-    """Lets requests through, and keeps whole answers; a path that is `closed` is answered 403."""
+    """A transport that records whole answers, and answers 403 for the path `closed`."""
 
     def __init__(self, closed: str | None = None) -> None:
         self._closed = closed
@@ -91,7 +91,7 @@ class Recorder(httpx2.AsyncBaseTransport):
 
 @cache
 def prompts(seed: int = 1) -> list[list[int]]:
-    """The first prompts of eight of pocket's questions."""
+    """The first prompts of eight of pocket's questions, as ids."""
     return [
         RENDERER.render(question.prompt, tools=question.tools, add_generation_prompt=True).ids.tolist()
         for question in pick_questions(8, seed)
@@ -99,7 +99,7 @@ def prompts(seed: int = 1) -> list[list[int]]:
 
 
 def expected_logprobs(prompt: Sequence[int], ids: Any, sampling: SamplingParams) -> list[float]:
-    """The logprobs of sampled ids under the distribution that `sampling` makes of the NumPy model's."""
+    """The logprobs of sampled ids under the NumPy model's distribution with `sampling` applied."""
     model, row = load_pocket(), [*map(int, prompt), *map(int, ids)]
     (logits,) = model.extend([model.new_cache(len(row))], [row], every=True)
     start = len(prompt)
@@ -114,19 +114,19 @@ def gap(left: Any, right: Any) -> float:
 
 
 async def roll_out(engine: Engine, count: int, temperature: float, **options: Any) -> tuple[list[Rollout], Summary]:
-    """Rollouts of pocket's questions."""
+    """Run rollouts of pocket's questions; none may break."""
     rollouts: list[Rollout] = []
     sampling = SamplingParams(160, temperature=temperature)
     budget = Budget(turns=12, turn_tokens=160)
     agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), reward=question_reward, budget=budget)
     tasks = map(question_task, pick_questions(count))
     summary = await run_rollouts(agent, tasks, concurrency=4, done=rollouts.append, seed=3)
-    assert (summary.rollouts, summary.breaks, summary.samples) == (count, 0, count), [one.notes for one in rollouts]
+    assert (summary.rollouts, summary.breaks, summary.samples) == (count, 0, count), [each.notes for each in rollouts]
     return rollouts, summary
 
 
-def check_rollouts(rollouts: list[Rollout], seen: list[tuple[list[int], list[int]]], most: float) -> None:
-    """The engine saw exactly the prompts and completions of the rows, and each logprob is that of a re-score."""
+def check_rollouts(rollouts: list[Rollout], seen: list[tuple[list[int], list[int]]], max_gap: float) -> None:
+    """Check that the engine saw exactly the rows' prompts and completions, and re-score each logprob."""
     turns, gaps = [], []
     for rollout in rollouts:
         check_trajectory(rollout.trajectory)
@@ -140,17 +140,17 @@ def check_rollouts(rollouts: list[Rollout], seen: list[tuple[list[int], list[int
         gaps.append(gap(row.logprobs[at], load_pocket().score(row.ids)[at - 1]))
     assert sorted(seen) == sorted(turns)
     print(f"largest difference of logprobs: {max(gaps):.1e}")
-    assert max(gaps) < most
+    assert max(gaps) < max_gap
 
 
 def serve(model: str) -> None:
-    """Float32 throughout, no flash attention, one thread: what the NumPy model is held against."""
+    """Serve in float32, without flash attention, on one thread: comparable with the NumPy model."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.hostnames = ["127.0.0.1"]
-    params.port = 0  # a free one
+    params.port = 0  # any free port
     params.n_parallel = SLOTS
     params.n_ctx = SLOTS * CONTEXT
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
@@ -164,7 +164,7 @@ def serve(model: str) -> None:
     print(server.listening_address, flush=True)
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    del server  # ends its threads
+    del server  # stops its threads
 
 
 if __name__ == "__main__":

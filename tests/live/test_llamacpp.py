@@ -34,10 +34,10 @@ QUESTIONS = 12 if FULL else 4
 PROCESSED_GAP = 1e-4
 RAW_GAP = 1e-3
 TIE = 1e-3
-"""Logits that are nearer to each other than this may be ordered either way."""
+"""Logits that are closer together than this may be in either order."""
 
 WHEELS = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64"), ("win32", "AMD64")}
-"""Systems for which the index has a wheel of xllamacpp."""
+"""Systems for which PyPI has a wheel of xllamacpp."""
 
 if (sys.platform, platform.machine()) not in WHEELS:
     pytest.skip(f"xllamacpp has no wheel for {platform.platform()}", allow_module_level=True)
@@ -70,17 +70,17 @@ async def connected(server: str, recorder: Recorder | None = None) -> AsyncItera
         await engine.close()
 
 
-# -- what it can do
+# -- capabilities
 
 
 @in_loop
-async def test_connect_finds_out_what_it_can_do(server: str, model_file: Path) -> None:
+async def test_connect_detects_the_capabilities(server: str, model_file: Path) -> None:
     async with connected(server) as engine:
-        able = engine.capabilities
-    assert (able.engine, able.max_length, able.vocab_size) == ("llama.cpp", CONTEXT, MODEL.vocabulary_size)
-    assert able.logprobs is LogprobKind.PROCESSED
-    assert able.model == str(model_file)
-    assert not any((able.aborts, able.pauses, able.versions))
+        caps = engine.capabilities
+    assert (caps.engine, caps.max_length, caps.vocab_size) == ("llama.cpp", CONTEXT, MODEL.vocabulary_size)
+    assert caps.logprobs is LogprobKind.PROCESSED
+    assert caps.model == str(model_file)
+    assert not any((caps.aborts, caps.pauses, caps.versions))
 
 
 @in_loop
@@ -125,9 +125,9 @@ async def test_logprobs_are_of_the_distribution_sampled_from(server: str, settin
     async with connected(server) as engine:
         for seed in range(3 if FULL else 1):
             sampling = SamplingParams(40, seed=seed, stop_token_ids=(END,), **settings)
-            done = await engine.generate(prompt, sampling)
-            expected = expected_logprobs(prompt, done.ids, sampling)
-            np.testing.assert_allclose(done.logprobs, expected, rtol=0, atol=PROCESSED_GAP)
+            completion = await engine.generate(prompt, sampling)
+            expected = expected_logprobs(prompt, completion.ids, sampling)
+            np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=PROCESSED_GAP)
 
 
 @in_loop
@@ -135,8 +135,8 @@ async def test_max_tokens_and_stop_ids_are_respected(server: str) -> None:
     prompt = prompts(0)[0]
     limits = [(5, (END,)), (80, (END,)), (80, (END, NEWLINE)), (1, ())]
     async with connected(server) as engine:
-        asked = [SamplingParams(most, temperature=0, stop_token_ids=stops) for most, stops in limits]
-        short, whole, line, one = [await engine.generate(prompt, sampling) for sampling in asked]
+        samplings = [SamplingParams(max_tokens, temperature=0, stop_token_ids=stops) for max_tokens, stops in limits]
+        short, whole, line, one = [await engine.generate(prompt, sampling) for sampling in samplings]
     assert (len(short.ids), short.finish_reason) == (5, FinishReason.LENGTH)
     assert (int(whole.ids[-1]), whole.finish_reason) == (END, FinishReason.STOP)
     assert END not in whole.ids[:-1]
@@ -160,5 +160,5 @@ async def test_half_characters_without_logprobs_are_an_error(server: str) -> Non
                 problems.append(str(error))
     assert problems
     assert all("incomplete UTF-8" in problem for problem in problems)
-    short = [a for _, _, a in recorder.seen if len(a["completion_probabilities"]) < len(a["tokens"])]
+    short = [reply for _, _, reply in recorder.seen if len(reply["completion_probabilities"]) < len(reply["tokens"])]
     assert len(short) == len(problems)

@@ -1,6 +1,6 @@
-"""vLLM as it really is, serving the pocket model: ``make test-vllm`` installs it and runs these.
+"""Tests against a real vLLM that serves the pocket model: ``make test-vllm`` installs it and runs them.
 
-The NumPy model is the reference: what vLLM sampled is scored again by it.
+The NumPy model is the reference: it re-scores what vLLM sampled.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ CLOSE = 1e-4
 ROLLOUTS = 16
 SIZE = RENDERER.tokenizer.vocabulary.size
 ENDLESS = RENDERER.tokenizer.encode("7" * 120)
-"""After this the model goes on with sevens for as long as it may."""
+"""After this prompt the model writes sevens until it reaches the limit."""
 LONG = SamplingParams(1500, temperature=0)
 SHORTER = SamplingParams(300, temperature=0)
 both_paths = pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
@@ -45,7 +45,7 @@ both_paths = pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server as training wants it."""
+    """A server with processed logprobs, as training needs them."""
     assert PYTHON
     scratch = tmp_path_factory.mktemp("vllm")
     with vllm_server(PYTHON, POCKET, scratch, "--logprobs-mode=processed_logprobs") as address:
@@ -54,7 +54,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def raw_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server as it is by default."""
+    """A server with vLLM's defaults: raw logprobs."""
     assert PYTHON
     with vllm_server(PYTHON, POCKET, tmp_path_factory.mktemp("vllm_raw")) as address:
         yield address
@@ -62,7 +62,7 @@ def raw_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @asynccontextmanager
 async def connected(url: str, recorder: Recorder | None = None) -> AsyncIterator[VLLMEngine]:
-    """An engine that is closed afterwards."""
+    """Connect an engine, and close it afterwards."""
     engine = await VLLMEngine.connect(Connection(url, transport=recorder or Recorder()), vocab_size=SIZE)
     try:
         yield engine
@@ -70,32 +70,32 @@ async def connected(url: str, recorder: Recorder | None = None) -> AsyncIterator
         await engine.close()
 
 
-def greedy(prompt: list[int], longest: int) -> list[int]:
-    """The NumPy model's own completion."""
+def greedy(prompt: list[int], max_tokens: int) -> list[int]:
+    """The NumPy model's greedy completion."""
     model = load_pocket()
-    sequence, new, out = model.new_cache(), prompt, []
-    while len(out) < longest and not (out and out[-1] in STOPS):
-        out.append(int(model.extend([sequence], [new])[0].argmax()))
-        new = out[-1:]
-    return out
+    sequence, new, ids = model.new_cache(), prompt, []
+    while len(ids) < max_tokens and not (ids and ids[-1] in STOPS):
+        ids.append(int(model.extend([sequence], [new])[0].argmax()))
+        new = ids[-1:]
+    return ids
 
 
-# -- what is found out
+# -- capabilities
 
 
 @in_loop
-async def test_what_the_server_can_do_is_found_out(url: str) -> None:
+async def test_capabilities_are_detected(url: str) -> None:
     async with connected(url) as engine:
-        able = engine.capabilities
+        caps = engine.capabilities
         assert not await engine.is_paused()
-    assert (able.engine, able.model, able.max_length, able.vocab_size) == ("vllm", "pocket", 2048, SIZE)
-    assert able.version
-    assert able.logprobs is LogprobKind.PROCESSED, "as the probe at two temperatures shows"
-    assert able.aborts, "the generate endpoint is on"
-    assert all((able.pauses, able.versions))
+    assert (caps.engine, caps.model, caps.max_length, caps.vocab_size) == ("vllm", "pocket", 2048, SIZE)
+    assert caps.version
+    assert caps.logprobs is LogprobKind.PROCESSED, "as the probe at two temperatures shows"
+    assert caps.aborts, "the generate endpoint is on"
+    assert all((caps.pauses, caps.versions))
 
 
-# -- which logprobs
+# -- kinds of logprobs
 
 
 @both_paths
@@ -135,10 +135,10 @@ async def test_greedy_ids_are_those_of_the_numpy_model(url: str, closed: str | N
     sampling = SamplingParams(160, temperature=0, stop_token_ids=STOPS)
     async with connected(url, Recorder(closed)) as engine:
         completions = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts()))
-    for prompt, done in zip(prompts(), completions, strict=True):
-        assert done.ids.tolist() == greedy(prompt, 160)
-        assert done.finish_reason is FinishReason.STOP
-        assert gap(done.logprobs, expected_logprobs(prompt, done.ids, sampling)) < CLOSE
+    for prompt, completion in zip(prompts(), completions, strict=True):
+        assert completion.ids.tolist() == greedy(prompt, 160)
+        assert completion.finish_reason is FinishReason.STOP
+        assert gap(completion.logprobs, expected_logprobs(prompt, completion.ids, sampling)) < CLOSE
 
 
 @both_paths
@@ -155,14 +155,14 @@ async def test_logprobs_are_of_the_distribution_sampled_from(
     async with connected(url, Recorder(closed)) as engine:
         completions = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts()))
     pairs = zip(prompts(), completions, strict=True)
-    gaps = [gap(done.logprobs, expected_logprobs(prompt, done.ids, sampling)) for prompt, done in pairs]
+    gaps = [gap(sampled.logprobs, expected_logprobs(prompt, sampled.ids, sampling)) for prompt, sampled in pairs]
     print(f"largest difference of logprobs: {max(gaps):.1e}")
     assert max(gaps) < CLOSE
 
 
 @both_paths
 @in_loop
-async def test_a_stream_is_the_whole_in_pieces(url: str, closed: str | None) -> None:
+async def test_a_stream_equals_the_whole_completion(url: str, closed: str | None) -> None:
     sampling = SamplingParams(80, seed=5, stop_token_ids=STOPS)
     async with connected(url, Recorder(closed)) as engine:
         for prompt in prompts()[1:5]:  # the first is too short to be cached
@@ -185,7 +185,7 @@ async def test_a_stream_is_the_whole_in_pieces(url: str, closed: str | None) -> 
 async def test_the_engine_saw_the_rows_that_are_trained(url: str, closed: str | None, temperature: float) -> None:
     recorder = Recorder(closed)
     async with connected(url, recorder) as engine:
-        recorder.seen.clear()  # the probes
+        recorder.seen.clear()  # forget the probes of `connect`
         rollouts, summary = await roll_out(engine, ROLLOUTS, temperature)
     assert {rollout.end for rollout in rollouts} <= {End.USER, End.LENGTH, End.TURNS}
     assert summary.tool_calls > ROLLOUTS
@@ -205,19 +205,19 @@ async def test_the_engine_saw_the_rows_that_are_trained(url: str, closed: str | 
 @in_loop
 async def test_an_abort_ends_a_stream_with_what_was_sampled(url: str) -> None:
     pieces: list[Delta] = []
-    async with connected(url) as engine, aclosing(engine.stream(ENDLESS, LONG, request_id="victim")) as arriving:
-        async for piece in arriving:
+    async with connected(url) as engine, aclosing(engine.stream(ENDLESS, LONG, request_id="victim")) as stream:
+        async for piece in stream:
             if not pieces:
                 await engine.abort("victim")
             pieces.append(piece)
-    done = joined(pieces)
-    assert done.finish_reason is FinishReason.ABORT
-    assert 0 < len(done.ids) < LONG.max_tokens
-    assert gap(done.logprobs, expected_logprobs(ENDLESS, done.ids, LONG)) < CLOSE
+    completion = joined(pieces)
+    assert completion.finish_reason is FinishReason.ABORT
+    assert 0 < len(completion.ids) < LONG.max_tokens
+    assert gap(completion.logprobs, expected_logprobs(ENDLESS, completion.ids, LONG)) < CLOSE
 
 
 @in_loop
-async def test_a_paused_server_lets_requests_wait_and_not_change(url: str) -> None:
+async def test_requests_wait_unchanged_while_the_server_is_paused(url: str) -> None:
     sampling = SamplingParams(60, seed=9, stop_token_ids=STOPS)
     async with connected(url) as engine:
         before = await engine.generate(prompts()[2], sampling)
@@ -234,7 +234,7 @@ async def test_a_paused_server_lets_requests_wait_and_not_change(url: str) -> No
 
 
 @in_loop
-async def test_weight_versions_are_told_token_by_token(url: str) -> None:
+async def test_weight_versions_are_reported_token_by_token(url: str) -> None:
     pieces: list[Delta] = []
     async with connected(url) as engine:
         before = await engine.generate(prompts()[0], SamplingParams(5, temperature=0))

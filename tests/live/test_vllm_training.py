@@ -1,4 +1,4 @@
-"""What trainers ask of vLLM, on the real server: penalties, stop texts, new weights, groups. ``make test-vllm``."""
+"""What trainers need of vLLM, tested on a real server: stop texts, new weights, groups. ``make test-vllm``."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tokentrace.engines.protocol import FinishReason, SamplingParams, joined
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import PocketModel, load_pocket, read_safetensors
 
-SPELLED = RENDERER.tokenizer.vocabulary.token_bytes
+TOKEN_BYTES = RENDERER.tokenizer.vocabulary.token_bytes
 
 
 @pytest.fixture(scope="module")
@@ -32,36 +32,36 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @both_paths
 @in_loop
-async def test_a_stop_text_keeps_all_ids_and_is_told(url: str, closed: Any) -> None:
+async def test_a_stop_text_keeps_all_ids_and_is_reported(url: str, closed: Any) -> None:
     prompt, greedy = prompts()[0], {"max_tokens": 60, "temperature": 0, "stop_token_ids": STOPS}
     async with connected(url, Recorder(closed)) as engine:
         whole = await engine.generate(prompt, SamplingParams(**greedy))
-        stop = b"".join(map(SPELLED, whole.ids.tolist())).decode()[5:12]
-        asked = SamplingParams(**greedy, stop=["never", stop, "</think>"])
-        streamed = joined([piece async for piece in engine.stream(prompt, asked)])
-        cut = await engine.generate(prompt, asked)
+        stop = b"".join(map(TOKEN_BYTES, whole.ids.tolist())).decode()[5:12]
+        sampling = SamplingParams(**greedy, stop=["never", stop, "</think>"])
+        streamed = joined([piece async for piece in engine.stream(prompt, sampling)])
+        cut = await engine.generate(prompt, sampling)
     assert cut.finish_reason is FinishReason.STOP
     assert cut.stopped_by is not None
     assert cut.ids.tolist() == streamed.ids.tolist() == whole.ids[: len(cut.ids)].tolist()
     assert streamed.stopped_by == cut.stopped_by
-    texts = [b"".join(map(SPELLED, ids.tolist())).decode() for ids in (cut.ids[:-1], cut.ids)]
+    texts = [b"".join(map(TOKEN_BYTES, ids.tolist())).decode() for ids in (cut.ids[:-1], cut.ids)]
     assert [cut.stopped_by in text for text in texts] == [False, True]
 
 
 @in_loop
-async def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(url: str, tmp_path: Path) -> None:
-    """Pocket's embedding is left as it is: vLLM 0.32 on CPUs does not reload a head that is tied to it."""
+async def test_a_request_during_a_weight_update_has_logprobs_of_both(url: str, tmp_path: Path) -> None:
+    """The embedding does not change: vLLM 0.32 on CPUs does not reload a head that is tied to it."""
     rng = np.random.default_rng(1)
     weights = {
-        name: one if "embed" in name else (one * rng.normal(1, 0.05, one.shape)).astype(np.float32)
-        for name, one in read_safetensors(POCKET / "model.safetensors").items()
+        name: tensor if "embed" in name else (tensor * rng.normal(1, 0.05, tensor.shape)).astype(np.float32)
+        for name, tensor in read_safetensors(POCKET / "model.safetensors").items()
     }
     folder = save(tmp_path / "new", weights, shards=1)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(POCKET / name, folder / name)
     config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
     old, new = load_pocket(), PocketModel(config, weights)
-    prompt, sampling = [4065, *rng.integers(10, 4000, 60).tolist()], SamplingParams(300, seed=3)  # it knows no answer
+    prompt, sampling = [4065, *rng.integers(10, 4000, 60).tolist()], SamplingParams(300, seed=3)  # no clear answer
 
     pieces = []
     async with connected(url) as engine:
@@ -78,21 +78,21 @@ async def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_
     across = joined(pieces)
     first, second = across.versions
     assert (first.version, second.version, first.stop) == ("old", "7", second.start)
-    told = [model.score([*prompt, *across.ids.tolist()])[len(prompt) - 1 :] for model in (old, new)]
-    print(f"largest differences: {gap(across.logprobs[: first.stop], told[0][: first.stop]):.1e}, ", end="")
-    print(f"{gap(across.logprobs[first.stop :], told[1][first.stop :]):.1e}")
-    assert gap(across.logprobs[: first.stop], told[0][: first.stop]) < CLOSE
-    assert gap(across.logprobs[first.stop :], told[1][first.stop :]) < CLOSE
-    assert gap(across.logprobs[first.stop :], told[0][first.stop :]) > 10 * CLOSE
+    scores = [model.score([*prompt, *across.ids.tolist()])[len(prompt) - 1 :] for model in (old, new)]
+    print(f"largest differences: {gap(across.logprobs[: first.stop], scores[0][: first.stop]):.1e}, ", end="")
+    print(f"{gap(across.logprobs[first.stop :], scores[1][first.stop :]):.1e}")
+    assert gap(across.logprobs[: first.stop], scores[0][: first.stop]) < CLOSE
+    assert gap(across.logprobs[first.stop :], scores[1][first.stop :]) < CLOSE
+    assert gap(across.logprobs[first.stop :], scores[0][first.stop :]) > 10 * CLOSE
     assert gap(after.logprobs, new.score([*prompt, *after.ids.tolist()])[len(prompt) - 1 :]) < CLOSE
     assert [span.version for span in after.versions] == ["7"]
 
 
 @in_loop
-async def test_the_prompt_of_requests_that_come_together_is_read_once(url: str) -> None:
+async def test_requests_of_a_group_share_the_cached_prompt(url: str) -> None:
     prompt = np.random.default_rng(5).integers(10, 4000, 300).tolist()
     async with connected(url) as engine:
-        asked = (engine.generate(prompt, SamplingParams(2, seed=at), group="g") for at in range(8))
-        cached = sorted(done.cached_tokens or 0 for done in await asyncio.gather(*asked))
+        requests = (engine.generate(prompt, SamplingParams(2, seed=at), group="g") for at in range(8))
+        cached = sorted(completion.cached_tokens or 0 for completion in await asyncio.gather(*requests))
     print(f"cached of 300: {cached}")
     assert cached == [0, *[288] * 7], "whole blocks of 32, for all but the first"

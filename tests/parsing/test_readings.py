@@ -21,14 +21,14 @@ LONE = f"{DSML}function_calls>\n{INVOKE}</{DSML[1:]}invoke>\n</{DSML[1:]}functio
 
 
 class Case(NamedTuple):
-    """What a model wrote, and what servers hand an agent of it."""
+    """A completion, and the calls and content that servers hand to an agent."""
 
     family: str
     text: str
     calls: list[dict[str, Any]]
     content: str
     problem: str
-    """What the strict reading says of the first attempt."""
+    """A part of the first attempt's `problem` in the strict reading."""
     opened: bool = False
     """Whether the prompt opens reasoning, which the completion does not close."""
 
@@ -55,18 +55,18 @@ CASES = {
 }
 """Recorded from vLLM 0.32.0's own parsers (qwen3, hermes, llama3_json, phi4_mini_json), which find these calls.
 
-Content is what was written beside them; vLLM drops that of Llama's, SGLang 0.5.23 has it.
+Content is the text beside them; for Llama vLLM drops it, SGLang 0.5.23 keeps it.
 """
 
 UNCLOSED = [("qwen3", HERMES.removesuffix("\n</tool_call>")), ("qwen3-coder", f"<tool_call>\n{XML}")]
 """Calls that servers run although they are not closed (vLLM's hermes and qwen3)."""
 
 
-def read(family: str, text: str, *, opened: bool = False, **given: Any) -> ParsedResponse:
-    made = make_renderer(family)
-    prompt = answered(made) + (ids_of(made, ("<think>\n",)) if opened else [])
-    ids = ids_of(made, (text,)) + made.get_stop_token_ids()[:1]
-    return made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, **given)
+def read(family: str, text: str, *, opened: bool = False, **options: Any) -> ParsedResponse:
+    renderer = make_renderer(family)
+    prompt = answered(renderer) + (ids_of(renderer, ("<think>\n",)) if opened else [])
+    ids = ids_of(renderer, (text,)) + renderer.get_stop_token_ids()[:1]
+    return renderer.parse_response(ids, tools=TOOLS, prompt_ids=prompt, **options)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[f"{case.family}-{name}" for name, case in CASES.items()])
@@ -82,8 +82,8 @@ def test_a_lenient_reading_has_what_servers_hand_an_agent_and_a_strict_one_repor
         (at, CallStatus.MALFORMED) for at in range(len(expected))
     ]
     assert case.problem in strict.attempts[0].problem
-    made = make_renderer(case.family)
-    assert "look" in made.tokenizer.decode(ids_of(made, (case.text,))[slice(*strict.attempts[0].span)])
+    renderer = make_renderer(case.family)
+    assert "look" in renderer.tokenizer.decode(ids_of(renderer, (case.text,))[slice(*strict.attempts[0].span)])
 
 
 @pytest.mark.parametrize(("family", "text"), UNCLOSED)
@@ -111,25 +111,25 @@ def test_neither_reading_makes_up_a_call(family: str, text: str, reading: str) -
 
 
 def test_what_is_in_order_is_read_the_same(any_family: str) -> None:
-    made, compared = make_renderer(any_family), 0
-    function = {**TOOLS[0]["function"], "description": "Looks."}  # which gpt-oss's template asks for
+    renderer, compared = make_renderer(any_family), 0
+    function = {**TOOLS[0]["function"], "description": "Looks."}  # gpt-oss's template needs one
     for reply in (assistant("Fine."), assistant("", call("look", LOOK, "functions.look:0"), reasoning="Hm.")):
         with contextlib.suppress(TemplateError):
-            rendered = made.render([user("Go."), reply], tools=[{**TOOLS[0], "function": function}])
+            rendered = renderer.render([user("Go."), reply], tools=[{**TOOLS[0], "function": function}])
             compared, turn = compared + 1, rendered.turns[-1]
             ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
-            strict = made.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
+            strict = renderer.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
             assert strict.attempts == []
-            assert made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, calls="lenient") == strict
+            assert renderer.parse_response(ids, tools=TOOLS, prompt_ids=prompt, calls="lenient") == strict
     assert compared
 
 
-def test_a_reading_is_one_of_two_and_the_servers_needs_the_whole() -> None:
-    made = make_renderer("qwen3")
+def test_an_unknown_reading_is_refused_and_a_stream_is_read_strictly() -> None:
+    renderer = make_renderer("qwen3")
     with pytest.raises(RendererError, match="calls must be one of 'strict', 'lenient', not 'lax'"):
-        made.parse_response([1], calls="lax")
-    parser = made.streaming_parser(tools=TOOLS, prompt_ids=ids_of(made, ("<|im_start|>assistant\n<think>\n",)))
-    for index in ids_of(made, (f"Hm {HERMES}",)):
+        renderer.parse_response([1], calls="lax")
+    parser = renderer.streaming_parser(tools=TOOLS, prompt_ids=ids_of(renderer, ("<|im_start|>assistant\n<think>\n",)))
+    for index in ids_of(renderer, (f"Hm {HERMES}",)):
         parser.feed([index])
     assert parser.response.open is PartKind.REASONING
     assert [call.name for call in parser.response.attempts] == ["look"]
@@ -155,8 +155,8 @@ M3 = "]<]minimax[>["
 
 
 def nested(inside: str) -> str:
-    written = f'<tool_call>\n$<invoke name="write">$<code>{inside}$</code>$</invoke>\n$</tool_call>'
-    return M3 + written.replace("$", M3).replace("@", M3)
+    section = f'<tool_call>\n$<invoke name="write">$<code>{inside}$</code>$</invoke>\n$</tool_call>'
+    return M3 + section.replace("$", M3).replace("@", M3)
 
 
 def test_white_space_between_elements_is_nothing_and_as_a_value_it_stays() -> None:

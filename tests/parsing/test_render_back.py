@@ -19,14 +19,14 @@ VALUES = ["x", "", "line\n  two\n", "naïve 東京 🗼", '"quoted" \\n', 3, -0.
 def turns() -> Iterator[Conversation]:
     """Every combination of reasoning, content and calls, and calls with every kind of argument."""
     for reasoning, content, calls in itertools.product((None, "Hm.\nSo."), ("", "Well,\n\nyes."), range(3)):
-        made = [PARIS, call("now", {}, "call00002")][:calls]
-        yield Conversation([user("Go."), assistant(content, *made, reasoning=reasoning)], ALL)
+        chosen = [PARIS, call("now", {}, "call00002")][:calls]
+        yield Conversation([user("Go."), assistant(content, *chosen, reasoning=reasoning)], ALL)
     for value in VALUES:
         yield Conversation([user("Go."), assistant("", call("run_code", {"code": value, "more": value}))], ALL)
 
 
 def cases() -> Iterator[tuple[str, Conversation]]:
-    """Every assistant's message of the matrix, last in its conversation."""
+    """Every assistant message of the matrix, last in its conversation."""
     for name, conversation in CONVERSATIONS.items():
         for at, message in enumerate(conversation.messages):
             if message["role"] == "assistant":
@@ -36,22 +36,22 @@ def cases() -> Iterator[tuple[str, Conversation]]:
 
 
 def differs(renderer: Renderer, conversation: Conversation) -> str | None:
-    """How the message that was parsed renders otherwise than the one it was parsed from; None if it does not.
+    """How the parsed message renders differently from its source; None if it renders the same.
 
-    Where the template has the same tokens for other messages, which `find_unreadable` says, nothing is compared.
-    Nor where no model could write that: on after a stop token, or without the generation prompt before it.
+    Nothing is compared where `find_unreadable` reports that another message has the same tokens, nor where no model
+    could write the turn: it goes on after a stop token, or has no generation prompt before it.
     """
     messages, tools, last = conversation.messages, conversation.tools, len(conversation.messages) - 1
     try:
         rendered = renderer.render(messages, tools=tools)
     except TokentraceError:
         return None
-    own = [turn for turn in rendered.turns if turn.message == last]
+    last_turns = [turn for turn in rendered.turns if turn.message == last]
     unprompted = f"message {last}: the template writes this turn without the generation prompt"
-    if not own or any(note.startswith(unprompted) for note in rendered.notes):
+    if not last_turns or any(note.startswith(unprompted) for note in rendered.notes):
         return None
-    ids = rendered.token_ids[: own[-1].stop]
-    parsed = renderer.parse_response(ids[own[-1].start :], tools=tools, prompt_ids=ids[: own[-1].start])
+    ids = rendered.token_ids[: last_turns[-1].stop]
+    parsed = renderer.parse_response(ids[last_turns[-1].start :], tools=tools, prompt_ids=ids[: last_turns[-1].start])
     message = parsed.to_message()
     assert all(one["id"] and isinstance(one["function"]["arguments"], str) for one in message.get("tool_calls", ()))
     again = renderer.render([*messages[:-1], message], tools=tools).token_ids[: len(ids)]
@@ -66,14 +66,14 @@ def differs(renderer: Renderer, conversation: Conversation) -> str | None:
 @pytest.mark.filterwarnings("ignore::tokentrace.errors.LostTextWarning")
 def test_a_parsed_message_renders_back(any_family: str) -> None:
     renderer = make_renderer(any_family)
-    found = [(name, differs(renderer, conversation)) for name, conversation in rotating(cases(), any_family, 2)]
-    wrong = [f"{name}: {how}" for name, how in found if how is not None]
+    results = [(name, differs(renderer, conversation)) for name, conversation in rotating(cases(), any_family, 2)]
+    wrong = [f"{name}: {how}" for name, how in results if how is not None]
     assert not wrong, some(wrong)
 
 
 @pytest.mark.filterwarnings("ignore::tokentrace.errors.LostTextWarning")
 def test_calls_that_cannot_be_run_are_in_the_message_as_they_were_written(any_family: str) -> None:
-    """Whatever stands around and between them, too, in calls without names and in those that are cut off."""
+    """So is the text around and between them. The calls have no names, or are cut off."""
     renderer = make_renderer(any_family)
     tokenizer = renderer.tokenizer
     try:
@@ -81,9 +81,9 @@ def test_calls_that_cannot_be_run_are_in_the_message_as_they_were_written(any_fa
     except TokentraceError:  # one call in a turn
         rendered = renderer.render([user("Go."), assistant("", PARIS)], tools=ALL)
     turn = rendered.turns[-1]
-    prompt, written = rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
-    nameless = tokenizer.decode(written).replace("get_weather", "").replace("now", "")
-    cuts = (written[:length] for length in rotating(range(1, len(written)), any_family, 5))
+    prompt, completion = rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
+    nameless = tokenizer.decode(completion).replace("get_weather", "").replace("now", "")
+    cuts = (completion[:length] for length in rotating(range(1, len(completion)), any_family, 5))
     for ids in (tokenizer.encode(nameless).tolist(), *cuts):
         parsed = renderer.parse_response(ids, tools=ALL, prompt_ids=prompt)
         message = parsed.to_message()
@@ -104,10 +104,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("family", BAD)
-def test_such_a_message_renders_back(family: str) -> None:
+def test_a_message_with_a_broken_call_renders_back(family: str) -> None:
     renderer = make_renderer(family)
-    written = [*ids_of(renderer, ("Let me look.", BAD[family])), renderer.get_stop_token_ids()[0]]
-    parsed = renderer.parse_response(written, tools=TOOLS, prompt_ids=answered(renderer))
+    completion = [*ids_of(renderer, ("Let me look.", BAD[family])), renderer.get_stop_token_ids()[0]]
+    parsed = renderer.parse_response(completion, tools=TOOLS, prompt_ids=answered(renderer))
     assert [attempt.ok for attempt in parsed.tool_calls] == [False]
     message = parsed.to_message()
     assert message == assistant(f"Let me look.{BAD[family]}")
@@ -115,20 +115,20 @@ def test_such_a_message_renders_back(family: str) -> None:
         warnings.simplefilter("ignore")
         rendered = renderer.render([user("Go."), message], tools=TOOLS)
     turn = rendered.turns[-1]
-    assert rendered.token_ids[turn.start : turn.stop][-len(written) :] == written
+    assert rendered.token_ids[turn.start : turn.stop][-len(completion) :] == completion
 
 
 TWICE = '<tool_call>\n{"name": "look", "arguments": {"place": "a", "place": "b"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(("written", "content"), [(f"Let me look.\n{BAD['qwen3']}", "Let me look."), (TWICE, "")])
-def test_neither_white_space_before_such_a_call_nor_an_argument_given_twice_is_lost(written: str, content: str) -> None:
+@pytest.mark.parametrize(("text", "content"), [(f"Let me look.\n{BAD['qwen3']}", "Let me look."), (TWICE, "")])
+def test_neither_white_space_before_a_broken_call_nor_a_repeated_argument_is_lost(text: str, content: str) -> None:
     renderer = make_renderer("qwen3")
-    ids = [*ids_of(renderer, (written,)), renderer.get_stop_token_ids()[0]]
+    ids = [*ids_of(renderer, (text,)), renderer.get_stop_token_ids()[0]]
     parsed = renderer.parse_response(ids, tools=TOOLS, prompt_ids=answered(renderer))
     message = parsed.to_message()
-    assert (parsed.content, message["content"]) == (content, written)
-    if written == TWICE:
+    assert (parsed.content, message["content"]) == (content, text)
+    if text == TWICE:
         assert parsed.tool_calls[0].status is CallStatus.DUPLICATE_ARGUMENT
         again = renderer.render([user("Go."), message], tools=TOOLS)
         assert again.token_ids[again.turns[-1].start : again.turns[-1].stop][-len(ids) :] == ids

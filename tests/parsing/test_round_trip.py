@@ -20,7 +20,7 @@ from tokentrace.parsing.readback import Unreadable, UnreadableKind
 from tokentrace.parsing.response import ParsedResponse
 
 make_renderer = functools.partial(support.make_renderer, messages="as_given")
-"""The conversations of the matrix go to the template as they are: what it does to each is known."""
+"""Renderers that pass messages to the template unaltered."""
 
 USER = {"role": "user", "content": "question"}
 Message = dict[str, Any]
@@ -30,7 +30,7 @@ _TYPES[type(None)] = "null"
 
 
 def schemas(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Tools whose parameters have the types of the arguments they are given."""
+    """Tools whose parameters have the types of the call's arguments."""
     functions = [one["function"] for one in message.get("tool_calls", [])]
     types = {
         one["name"]: {key: {"type": _TYPES[type(some)]} for key, some in one["arguments"].items()} for one in functions
@@ -39,7 +39,7 @@ def schemas(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def normalised(some: Any, renderer: Renderer) -> Any:
-    """Text as the tokenizer has it: some compose Unicode before they encode, which nobody can undo."""
+    """Text as the tokenizer normalizes it: some compose Unicode before encoding, which cannot be undone."""
     if not renderer.tokenizer.vocabulary.nfc:
         return some
     return json.loads(unicodedata.normalize("NFC", json.dumps(some, ensure_ascii=False)))
@@ -64,7 +64,7 @@ def round_trip(
 
 
 def reported(entry: Unreadable) -> tuple[str, str]:
-    """A reported field without the numbers in it, and how it is read."""
+    """A reported field without its indices, and the kind of the report."""
     parts = [part for part in entry.field.split(".") if not part.isdigit() and part not in ("tool_calls", "function")]
     return parts[0] if parts else "calls", entry.kind.value
 
@@ -149,7 +149,7 @@ def test_control_tokens_in_an_assistants_text_are_read_as_such_only_where_it_is_
 @pytest.mark.parametrize("name", ["qwq-32b", "deepseek-r1", "minimax-m2"])
 @pytest.mark.parametrize("content", ["<think>\n", "<think>\nfoo", "<think>\n\n</thin"])
 def test_letters_that_spell_the_end_of_a_prompt_are_content(name: str, content: str) -> None:
-    """The prompt ends with the token ``<think>``; what was written in letters is not that, and is sampled."""
+    """The prompt ends with the token ``<think>``; the same text in ordinary tokens is sampled content."""
     literal = make_renderer(name, trusted=())
     parsed, unreadable = round_trip(literal, {"role": "assistant", "content": content}, None) or pytest.fail("refused")
     assert parsed.content == content
@@ -163,13 +163,13 @@ _QUOTED = (
     "</tool_call>{%- endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 QUOTED = {"chat_template": _QUOTED}
-"""Strings in quotes, and nothing escaped."""
+"""Strings in quotes, with nothing escaped."""
 INDENTED = (
     "{%- for m in messages %}{% if m.role == 'tool' %}{{ m.content }}{% else %}<|im_start|>{{ m.role }}\n"
     "{{ '  ' if loop.index0 and messages[loop.index0 - 1].role == 'tool' else '' }}{{ m.content }}<|im_end|>\n"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""White space before what is said after a tool's result."""
+"""White space before the answer to a tool's result."""
 
 
 def calling(name: str = "tool_0", arguments: Any = None) -> Message:
@@ -194,16 +194,16 @@ def calling(name: str = "tool_0", arguments: Any = None) -> Message:
 def test_what_is_not_read_back_equal_is_reported_with_both_sides(
     name: str, settings: dict[str, Any], message: Message, field: str, why: str
 ) -> None:
-    found = make_renderer(name, **settings).find_unreadable([USER, message])
-    [entry] = [one for one in found if one.field.removeprefix("tool_calls").removeprefix(".0.function.") == field]
+    unreadable = make_renderer(name, **settings).find_unreadable([USER, message])
+    [entry] = [one for one in unreadable if one.field.removeprefix("tool_calls").removeprefix(".0.function.") == field]
     assert why in entry.why
 
 
 def test_white_space_of_the_template_that_lands_in_content_is_reported() -> None:
     renderer = make_renderer("qwen3", chat_template=INDENTED)
-    said = {"role": "assistant", "content": "done"}
-    messages = [USER, {"role": "assistant", "content": "so"}, {"role": "tool", "content": "r"}, said]
+    answer = {"role": "assistant", "content": "done"}
+    messages = [USER, {"role": "assistant", "content": "so"}, {"role": "tool", "content": "r"}, answer]
     [entry] = renderer.find_unreadable(messages)
     assert (entry.message, entry.field, entry.kind) == (3, "content", UnreadableKind.CHANGED)
     assert entry.why == "'done' is read as '  done'"
-    assert renderer.find_unreadable([USER, said]) == []
+    assert renderer.find_unreadable([USER, answer]) == []

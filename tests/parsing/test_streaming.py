@@ -1,6 +1,6 @@
-"""However a completion is cut into pieces, the events come to the same, and that is what parsing the whole gives.
+"""However a completion is split into pieces, its events add up to the response of parsing it whole.
 
-For every family, on what it writes itself and on what becomes of that when tokens are lost, doubled, swapped or put in.
+For every family, on completions that it writes and on copies with tokens lost, doubled, swapped or put in.
 """
 
 import itertools
@@ -37,16 +37,16 @@ TOOLS = [tool("look_up", "Looks up.", PARAMETERS, ["place"]), tool("stop", "Stop
 
 
 @per_family
-def renderer(family: str) -> Renderer:
-    """The family's renderer, with nobody trusted: whatever text is rendered has no control token in it."""
+def renderer_of(family: str) -> Renderer:
+    """The family's renderer with no trusted roles: no text that is rendered becomes a control token."""
     return make_renderer(family, trusted=[])
 
 
-# -- what the events of one completion come to
+# -- the events of one completion
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """Events with neighbouring deltas as one; each has text, and text that can be encoded."""
+    """Events with neighbouring deltas merged; the text of each delta can be encoded and is not empty."""
     out: list[Event] = []
     for event in events:
         if isinstance(event, (ReasoningDelta, ContentDelta, ArgumentsDelta)):
@@ -59,7 +59,7 @@ def merged(events: list[Event]) -> list[Event]:
 
 
 def check_events(events: list[Event], whole: ParsedResponse) -> None:
-    """Events come to what the whole says. An id that is written after the arguments comes too late for a stream."""
+    """Events add up to the whole response. An id written after the arguments comes too late for a stream."""
     assert events[-1] == Done(whole)
     expected = merged(events_of(whole))
     for at, event in enumerate(actual := merged(events[:-1])):
@@ -68,9 +68,9 @@ def check_events(events: list[Event], whole: ParsedResponse) -> None:
     assert actual == expected
 
 
-def stream(made: Renderer, ids: list[int], sizes: list[int], **options: Any) -> list[Event]:
-    """The events of a completion in pieces of these sizes; what they leave over comes last."""
-    parser, events, at = made.streaming_parser(**options), list[Event](), 0
+def stream(renderer: Renderer, ids: list[int], sizes: list[int], **options: Any) -> list[Event]:
+    """The events of a completion fed in pieces of these sizes; all remaining ids come last."""
+    parser, events, at = renderer.streaming_parser(**options), list[Event](), 0
     for size in [*sizes, len(ids)]:
         events += parser.feed(ids[at : at + size])
         at += size
@@ -81,21 +81,21 @@ def stream(made: Renderer, ids: list[int], sizes: list[int], **options: Any) -> 
     return events
 
 
-def check_response(made: Renderer, ids: list[int], whole: ParsedResponse) -> None:
-    """What every response keeps to: every part says which tokens it stands in; two parts share a token only where it
+def check_response(renderer: Renderer, ids: list[int], whole: ParsedResponse) -> None:
+    """Invariants of a response: the span of every part holds its text; two parts share a token only where it
     spells the end of the one and the beginning of the other."""
     for one, other in itertools.pairwise(part.span for part in whole.parts):
         assert one.stop <= other.start + 1
         assert one.start <= other.start
     for part in whole.parts:
         assert 0 <= part.span.start <= part.span.stop <= len(ids)
-        begun = part.call == 0 and part.span == (0, 0)  # in the prompt, and it did not get any further
-        assert begun or (part.text and part.span.start < part.span.stop)
+        prompted = part.call == 0 and part.span == (0, 0)  # begun by the prompt, with nothing sampled of it
+        assert prompted or (part.text and part.span.start < part.span.stop)
         assert (part.call is not None) == (part.kind is PartKind.TOOL_CALL)
         if part.call is not None:
             parsed = whole.tool_calls[part.call]
             assert (parsed.span, parsed.raw) == (part.span, part.text)
-        assert part.text in spelled(made, ids[part.span.start : part.span.stop])
+        assert part.text in spelled(renderer, ids[part.span.start : part.span.stop])
     for text, kind in ((whole.content, PartKind.CONTENT), (whole.reasoning_content or "", PartKind.REASONING)):
         assert text == "".join(part.text for part in whole.parts if part.kind is kind)
     assert [part.call for part in whole.parts if part.call is not None] == list(range(len(whole.tool_calls)))
@@ -110,18 +110,18 @@ def check_response(made: Renderer, ids: list[int], whole: ParsedResponse) -> Non
         assert whole.stop_token == ids[-1]
 
 
-def spelled(made: Renderer, ids: list[int]) -> str:
+def spelled(renderer: Renderer, ids: list[int]) -> str:
     """Tokens as text, control tokens by their names; one that the vocabulary does not have is U+FFFD."""
-    vocabulary = made.tokenizer.vocabulary
+    vocabulary = renderer.tokenizer.vocabulary
     return b"".join(vocabulary.token_bytes(index) or "\ufffd".encode() for index in ids).decode("utf-8", "replace")
 
 
-def check(made: Renderer, ids: list[int], chunkings: list[list[int]], **given: Any) -> ParsedResponse:
-    """All of the law, on one completion."""
-    whole = made.parse_response(ids, **given)
+def check(renderer: Renderer, ids: list[int], chunkings: list[list[int]], **options: Any) -> ParsedResponse:
+    """Check one completion, parsed whole and streamed in pieces."""
+    whole = renderer.parse_response(ids, **options)
     for sizes in [[], [1] * len(ids), *chunkings]:
-        check_events(stream(made, ids, sizes, **given), whole)
-    check_response(made, ids, whole)
+        check_events(stream(renderer, ids, sizes, **options), whole)
+    check_response(renderer, ids, whole)
     return whole
 
 
@@ -129,7 +129,7 @@ def check(made: Renderer, ids: list[int], chunkings: list[list[int]], **given: A
 
 
 def pieces(grammar: TurnGrammar) -> list[str]:
-    """What a grammar is made of."""
+    """The texts that a grammar is made of."""
     sources: list[Any] = [grammar.reasoning, grammar.content, grammar.calls, grammar.channels]
     texts: list[str] = [grammar.head, grammar.prompt]
     for source in sources:
@@ -142,8 +142,8 @@ def pieces(grammar: TurnGrammar) -> list[str]:
 
 @cache
 def delimiters(family: str) -> list[str]:
-    """What the family's grammar is made of, halves of it, and tags that are somebody else's."""
-    texts = [*pieces(renderer(family).grammar())]
+    """The texts of the family's grammar, halves of them, and tags of other families."""
+    texts = [*pieces(renderer_of(family).grammar())]
     texts += [f"{tag}>" for tag in ("</parameter", "</function", "</invoke", "</think", "<think")]
     return sorted({*texts, *(text[: len(text) // 2] for text in texts if len(text) > 1)})
 
@@ -182,7 +182,7 @@ def dictionaries(family: str) -> st.SearchStrategy[dict[str, Any]]:
 @cache
 @st.composite
 def messages(draw: st.DrawFn, family: str) -> dict[str, Any]:
-    """What an assistant may have said."""
+    """Messages of an assistant."""
     text, some = texts(family), dictionaries(family)
     calls = []
     for index in range(draw(st.integers(0, 3))):
@@ -192,12 +192,12 @@ def messages(draw: st.DrawFn, family: str) -> dict[str, Any]:
 
 
 def variants(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A message in the shapes that one or another template insists on; the last ones say less."""
+    """A message in the forms that one or another template requires; the last ones have less in them."""
     calls = message.get("tool_calls") or []
-    for kept in (calls, calls[:1]) if calls else ():
-        as_text = [one | {"function": one["function"] | {"arguments": json.dumps(arguments(one))}} for one in kept]
-        short = [one | {"id": f"call0000{index}"} for index, one in enumerate(kept)]
-        for some in (kept, short, as_text):
+    for subset in (calls, calls[:1]) if calls else ():
+        as_text = [one | {"function": one["function"] | {"arguments": json.dumps(arguments(one))}} for one in subset]
+        short = [one | {"id": f"call0000{index}"} for index, one in enumerate(subset)]
+        for some in (subset, short, as_text):
             yield message | {"tool_calls": some}
         yield message | {"tool_calls": as_text, "content": None}
     yield {key: value for key, value in message.items() if key != "tool_calls"}
@@ -209,14 +209,14 @@ def arguments(one: dict[str, Any]) -> Any:
 
 
 def completion(family: str, message: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """The prompt and the completion that say a message."""
-    for said in variants(message):
+    """The prompt and the completion of a message."""
+    for variant in variants(message):
         try:
-            rendered = renderer(family).render([user("Hi."), said])
+            rendered = renderer_of(family).render([user("Hi."), variant])
         except TokentraceError:
             continue
-        wanted = "tool_calls" in said
-        if rendered.turns and wanted == any("tool_calls" in (name or "") for name in rendered.fields):
+        has_calls = "tool_calls" in variant
+        if rendered.turns and has_calls == any("tool_calls" in (name or "") for name in rendered.fields):
             turn = rendered.turns[-1]
             return rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
     raise AssertionError(f"{family} renders no answer")
@@ -224,11 +224,11 @@ def completion(family: str, message: dict[str, Any]) -> tuple[list[int], list[in
 
 @cache
 def telling_ids(family: str) -> list[int]:
-    """Tokens that grammars are made of: control tokens, stop tokens, punctuation, and ids that are no token."""
-    made = renderer(family)
-    found = [index for text in [*delimiters(family), *AWKWARD] for index in made.tokenizer.encode(text).tolist()]
-    vocabulary = made.tokenizer.vocabulary
-    return sorted({*found, *made.get_stop_token_ids(), vocabulary.size, vocabulary.size + 7})
+    """Tokens that grammars are made of: control tokens, stop tokens, punctuation, and unknown ids."""
+    renderer = renderer_of(family)
+    ids = [index for text in [*delimiters(family), *AWKWARD] for index in renderer.tokenizer.encode(text).tolist()]
+    vocabulary = renderer.tokenizer.vocabulary
+    return sorted({*ids, *renderer.get_stop_token_ids(), vocabulary.size, vocabulary.size + 7})
 
 
 @st.composite
@@ -252,7 +252,7 @@ def mutated(draw: st.DrawFn, family: str, ids: list[int]) -> list[int]:
         elif kind == "put":
             out[at:at] = draw(st.lists(st.sampled_from(telling_ids(family)), min_size=1, max_size=3))
         elif kind == "spell":
-            plain = renderer(family).tokenizer.encode_plain(draw(st.sampled_from(delimiters(family))))
+            plain = renderer_of(family).tokenizer.encode_plain(draw(st.sampled_from(delimiters(family))))
             out[at:at] = plain.tolist()
     return out
 
@@ -266,11 +266,11 @@ def law(family: str) -> Any:
     def hold(data: st.DataObject) -> None:
         prompt, ids = completion(family, data.draw(messages(family)))
         ids = data.draw(mutated(family, ids))
-        given: dict[str, Any] = {"tools": data.draw(st.sampled_from([None, TOOLS]))}
+        options: dict[str, Any] = {"tools": data.draw(st.sampled_from([None, TOOLS]))}
         prefilled = data.draw(st.none() | st.just(0) | st.integers(0, len(ids)))
         if prefilled is not None:
-            given["prompt_ids"], ids = prompt + ids[:prefilled], ids[prefilled:]
-        check(renderer(family), ids, data.draw(st.lists(chunkings(len(ids)), min_size=1, max_size=2)), **given)
+            options["prompt_ids"], ids = prompt + ids[:prefilled], ids[prefilled:]
+        check(renderer_of(family), ids, data.draw(st.lists(chunkings(len(ids)), min_size=1, max_size=2)), **options)
 
     return hold
 
@@ -281,10 +281,10 @@ def test_events_come_to_the_whole_however_it_is_cut(any_family: str, count: int)
 
 
 def test_white_space_before_empty_reasoning_is_a_part_of_its_own() -> None:
-    made = renderer("qwen3")
-    whole = check(made, made.tokenizer.encode("\n<think>\n\n</think>\n\nYes.<|im_end|>").tolist(), [])
+    renderer = renderer_of("qwen3")
+    whole = check(renderer, renderer.tokenizer.encode("\n<think>\n\n</think>\n\nYes.<|im_end|>").tolist(), [])
     assert [part.text for part in whole.parts] == ["\n", "Yes."]
-    parser = made.streaming_parser()
+    parser = renderer.streaming_parser()
     parser.finish()
     with pytest.raises(TokentraceError, match="the completion has ended"):
         parser.feed([1])
@@ -295,22 +295,22 @@ def test_white_space_before_empty_reasoning_is_a_part_of_its_own() -> None:
 RARE = ["𒀀", "𐎀", "🫨", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "𠮷", "ꙮ", "\U0001f9ff"]
 
 
-def splits_a_character(made: Renderer, ids: list[int]) -> bool:
+def splits_a_character(renderer: Renderer, ids: list[int]) -> bool:
     """Whether a token ends inside a character."""
-    ends = itertools.accumulate(made.tokenizer.vocabulary.token_bytes(index) for index in ids)
+    ends = itertools.accumulate(renderer.tokenizer.vocabulary.token_bytes(index) for index in ids)
     return any("\ufffd" in text.decode("utf-8", "replace") for text in ends)
 
 
-def test_a_character_of_several_tokens_is_told_once_and_whole(any_family: str) -> None:
-    made = renderer(any_family)
+def test_a_character_of_several_tokens_is_streamed_once_and_whole(any_family: str) -> None:
+    renderer = renderer_of(any_family)
     text = "a" + "b".join(RARE) + "c"
     message = assistant(text, call("look_up", {"place": text, "where": {text: [text]}}, "functions.look_up:0"))
     prompt, ids = completion(any_family, message)
-    whole = check(made, ids, [[2] * len(ids), [3] * len(ids)], tools=TOOLS, prompt_ids=prompt)
+    whole = check(renderer, ids, [[2] * len(ids), [3] * len(ids)], tools=TOOLS, prompt_ids=prompt)
     assert whole.content in (text, "")
     assert [one.arguments for one in whole.calls] in ([], [{"place": text, "where": {text: [text]}}])
     assert whole.content or whole.calls
-    ids = made.tokenizer.encode_plain(text).tolist()
-    assert splits_a_character(made, ids)
-    only = check(made, ids, [[2] * len(ids), [3] * len(ids)], prompt_ids=prompt)
+    ids = renderer.tokenizer.encode_plain(text).tolist()
+    assert splits_a_character(renderer, ids)
+    only = check(renderer, ids, [[2] * len(ids), [3] * len(ids)], prompt_ids=prompt)
     assert (only.content, only.reasoning_content) in ((text, None), ("", text))

@@ -1,4 +1,4 @@
-"""What bare text means by a tool's schema: the rules one by one, what schemas allow, laws, hostile schemas."""
+"""Reading bare text by a tool's schema: the rules one by one, the types of schemas, laws, hostile schemas."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def test_where_only_strings_are_admitted_every_text_is_itself(schema: Any, text:
 READ = [
     ("42", "integer", 42), ("5.0", "integer", 5), ("5.0", "number", 5.0), ("5", "number", 5),
     ("5.0", ["integer", "string"], 5), ("5.5", ["integer", "string"], "5.5"),
-    ("1e20", ["integer", "string"], "1e20"),  # whole, but no float tells which integer was meant
+    ("1e20", ["integer", "string"], "1e20"),  # whole, but a float does not identify one integer
     ("true", "boolean", True), ("True", "boolean", True), ("null", "null", None), ("None", "null", None),
     ("None", ["string", "null"], None), ("Nonesuch", ["string", "null"], "Nonesuch"),
     ("True", ["string", "integer"], "True"), ("42", ["string", "integer"], 42),
@@ -60,7 +60,7 @@ READ = [
     ("{'a': True, 'b': None}", "object", {"a": True, "b": None}), ("['x',]", "array", ["x"]),
     (r"['\d+', 'C:\new\\', '\1', 'é\x41']", "array", [r"\d+", "C:\new\\", r"\1", "éA"]),
     ("NaN", ["number", "string"], "NaN"), ("1e999", ["number", "string"], "1e999"),
-    # another type than admitted is passed on
+    # JSON of a type that is not admitted is kept
     ('"five"', "integer", "five"), ("5.5", "integer", 5.5), ("true", "integer", True), ("None", "integer", None),
 ]  # fmt: skip
 UNCERTAIN = [("five", "integer"), ("", "integer"), ("{'a': 1}", "integer"), ("9" * 5000, "integer")]
@@ -92,12 +92,12 @@ def test_text_that_spells_nothing_admitted_is_itself_and_certain_only_where_text
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"type": 5}])
-def test_where_nothing_is_said_json_is_a_value_and_the_rest_is_text(schema: Any) -> None:
+def test_without_types_json_is_a_value_and_the_rest_is_text(schema: Any) -> None:
     for text, value in UNTYPED:
         check(text, schema, value)
 
 
-# -- what schemas allow
+# -- the types that schemas admit
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_types_that_a_schema_admits(schema: Any, types: set[str] | None) -> None
     ],
 )
 def test_a_property_is_what_all_branches_say_of_it(schema: Any, types: set[str] | None) -> None:
-    found = Schema(schema).property("a")
-    assert found is not None
-    assert found.types == types
+    declared = Schema(schema).property("a")
+    assert declared is not None
+    assert declared.types == types
 
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/days"}}}
@@ -174,7 +174,7 @@ ROWS: list[Any] = [{"name": "f", "parameters": None}, {"name": "e", "input_schem
 
 
 @pytest.mark.parametrize("rows", [None, [], (), ROWS, [{"name": "f", "parameters": PARAMETERS}]])
-def test_of_undeclared_parameters_and_unknown_tools_nothing_is_said(rows: Any) -> None:
+def test_undeclared_parameters_and_unknown_tools_have_no_schema(rows: Any) -> None:
     tools = Tools(rows)
     assert (tools.declared_any, tools.knows("f"), tools.knows("g")) == (bool(rows), True, not rows)
     assert [tools.parameter(name, key) for name, key in (("f", "zip"), ("g", "city"), (None, "city"))] == [None] * 3
@@ -297,7 +297,7 @@ def chain(word: str, length: int) -> Any:
 
 
 def doubling(word: str, length: int) -> Any:
-    """Every definition refers twice to the next: as many ways as 2 to the power of the length."""
+    """Every definition refers twice to the next, so there are 2 ** length paths."""
     definitions: Any = {str(i): {word: [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(length)}
     return {"$ref": "#/$defs/0", "$defs": definitions | {str(length): {"type": "string"}}}
 

@@ -1,11 +1,11 @@
-"""The pocket model: the NumPy forward is that of transformers, however sequences are batched, cut and continued."""
+"""The pocket model: its NumPy forward matches transformers, however sequences are batched, cut and continued."""
 
 import asyncio
 import os
 from functools import cache
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: no request leaves the machine
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def reference() -> Any:
 
 @cache
 def rows() -> list[list[int]]:
-    """A conversation of each kind, and ids that are no conversation at all."""
+    """Ids of a conversation of each kind, and random ids."""
     renderer = create_renderer(POCKET)
     random = np.random.default_rng(0).integers(0, 4096, 40).tolist()
     questions = make_questions(9, 12, "held_back")
@@ -82,7 +82,7 @@ def test_logprobs_are_those_of_transformers(index: int) -> None:
     assert np.abs(log_softmax(logits) - expected)[likely].max() < CLOSE
 
 
-def test_a_batch_is_its_rows_one_by_one_and_tokens_one_by_one_are_the_prompt_at_once() -> None:
+def test_batches_and_single_steps_give_the_same_as_single_prompts() -> None:
     model = load_pocket()
     ids, cache = rows()[0][:60], model.new_cache(1)
     (at_once,) = model.extend([model.new_cache()], [ids], every=True)
@@ -93,7 +93,7 @@ def test_a_batch_is_its_rows_one_by_one_and_tokens_one_by_one_are_the_prompt_at_
     singles = [model.new_cache() for _ in rows()]
     alone = [model.extend([cache], [ids]) for cache, ids in zip(singles, rows(), strict=True)]
     assert np.abs(log_softmax(prompts) - log_softmax(np.concatenate(alone))).max() < CLOSE
-    for step in range(5):  # then token by token, together and alone
+    for step in range(5):  # then token by token, batched and alone
         tokens = [[(17 * at + step) % 4096] for at in range(len(caches))]
         together = log_softmax(model.extend(caches, tokens))
         alone = [model.extend([cache], [ids]) for cache, ids in zip(singles, tokens, strict=True)]
@@ -101,7 +101,7 @@ def test_a_batch_is_its_rows_one_by_one_and_tokens_one_by_one_are_the_prompt_at_
 
 
 @pytest.mark.parametrize("cut", [1, 100, 255, 256, 257])
-def test_a_reused_prefix_gives_what_a_new_start_gives(cut: int) -> None:
+def test_a_reused_prefix_gives_the_same_as_a_new_start(cut: int) -> None:
     model = load_pocket()
     ids = max(rows(), key=len)
     expected = model.extend([model.new_cache()], [ids])
@@ -110,9 +110,9 @@ def test_a_reused_prefix_gives_what_a_new_start_gives(cut: int) -> None:
     copied = whole.copy(cut)
     assert (copied.length, whole.length) == (cut, len(ids))
     whole.truncate(cut)
-    for kept in (copied, whole):
-        again = model.extend([kept], [ids[cut:]])
-        assert np.abs(log_softmax(again) - log_softmax(expected)).max() < CLOSE
+    for prefix in (copied, whole):
+        continued = model.extend([prefix], [ids[cut:]])
+        assert np.abs(log_softmax(continued) - log_softmax(expected)).max() < CLOSE
     model.extend([copied], [[1, 2, 3]])
     assert whole.length == len(ids) == copied.length - 3
 
@@ -142,7 +142,7 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
 # -- what it can do
 
 
-def test_it_solves_held_back_questions() -> None:
+def test_pocket_solves_held_back_questions() -> None:
     """Greedily, with its tools, over several turns: at least four in five."""
     tasks = [question_task(question) for question in make_questions(424242, 60 if FULL else 25, "held_back")]
     report = asyncio.run(run_path(ClientPath.TOKENTRACE, tasks, TRIALS[1], EmbeddedEngine()))

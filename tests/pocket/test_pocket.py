@@ -1,4 +1,4 @@
-"""Pocket's template gives the ids and masks of transformers, and only ever appends."""
+"""Pocket's template gives the ids and masks of transformers, and its renderings only ever grow at the end."""
 
 import copy
 import itertools
@@ -6,7 +6,7 @@ import os
 from functools import cache
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: no request leaves the machine
 
 import pytest
 from hypothesis import given, settings
@@ -20,9 +20,9 @@ from tokentrace.pocket import POCKET
 from tokentrace.template.chat_template import REASONING_FIELDS
 
 THINKING = [None, False, True]
-"""What enable_thinking can be; None: not given."""
+"""Values of enable_thinking; None leaves it out."""
 REJECTED = {"content_image_part", "result_object"}
-"""Conversations that pocket rejects: images, and results that are not text."""
+"""Conversations that pocket refuses: images, and results that are not text."""
 
 
 @cache
@@ -74,7 +74,7 @@ def assert_append_only(conversation: Conversation, thinking: bool | None) -> Non
 
 
 @pytest.mark.parametrize("thinking", THINKING)
-def test_what_was_rendered_stays_a_prefix_and_a_turn_begins_with_its_prompt(thinking: bool | None) -> None:
+def test_renderings_are_append_only_and_turns_start_after_their_prompt(thinking: bool | None) -> None:
     for name in NAMES:
         assert_append_only(CONVERSATIONS[name], thinking)
         messages, tools = CONVERSATIONS[name].messages, CONVERSATIONS[name].tools
@@ -92,11 +92,11 @@ PARTS = [
     *("Hello", "\n", " ", "4", "2", "<|end|>", "<|turn|>user\n", "</think>", "<tool_call>", "é", "🗼", '"', "{}", "\t")
 ]
 text = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
-said = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": text})
-replied = st.fixed_dictionaries({"role": st.just("assistant"), "content": text}, optional={"reasoning_content": text})
+incoming = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": text})
+reply = st.fixed_dictionaries({"role": st.just("assistant"), "content": text}, optional={"reasoning_content": text})
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(said, replied), min_size=1, max_size=6), st.sampled_from([None, False, True]))
-def test_any_text_in_any_order_is_only_ever_appended(messages: list[dict[str, Any]], thinking: bool | None) -> None:
+@given(st.lists(st.one_of(incoming, reply), min_size=1, max_size=6), st.sampled_from([None, False, True]))
+def test_rendering_any_messages_is_append_only(messages: list[dict[str, Any]], thinking: bool | None) -> None:
     assert_append_only(Conversation(messages), thinking)

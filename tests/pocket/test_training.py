@@ -1,4 +1,4 @@
-"""Pocket's training: questions whose sides never meet, an expert, noise that changes no text, and what ships."""
+"""Pocket's training: disjoint splits of questions, an expert, noise that changes no text, and the shipped model."""
 
 import json
 from dataclasses import asdict
@@ -53,9 +53,9 @@ def test_the_torch_model_is_the_numpy_model(train: Any, trained: Any) -> None:
     with torch.inference_mode():
         for row in rows:
             (expected,) = ours.extend([ours.new_cache()], [row], every=True)
-            found = trained.logits(trained(torch.tensor([row])))[0].numpy()
+            actual = trained.logits(trained(torch.tensor([row])))[0].numpy()
             likely = log_softmax(expected) > -20
-            assert np.abs(log_softmax(found) - log_softmax(expected))[likely].max() < 1e-4
+            assert np.abs(log_softmax(actual) - log_softmax(expected))[likely].max() < 1e-4
 
 
 def test_the_report_is_of_the_model_that_ships(train: Any, trained: Any) -> None:
@@ -91,13 +91,13 @@ def text_of(question: Question) -> str:
     return "\n".join([question.prompt[-1]["content"], *question.follow_ups])
 
 
-def test_the_questions_that_ship_are_those_that_are_made() -> None:
+def test_the_shipped_questions_are_the_generated_ones() -> None:
     rows = json.loads(SHIPPED.read_text(encoding="utf-8"))
     assert rows == json.loads(json.dumps(shipped()))
     assert [question.id for question in all_questions()] == [row["id"] for row in rows]
 
 
-def test_the_two_sides_share_no_question() -> None:
+def test_the_two_splits_share_no_question() -> None:
     train, held_back = (make_questions(3, 1200, split) for split in SPLITS)
     assert not {text_of(question) for question in train} & {text_of(question) for question in held_back}
     seen = {name for question in train for name in question.table}

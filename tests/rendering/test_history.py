@@ -1,6 +1,6 @@
-"""Reasoning that is kept, history as it was given: for every family's template, over the whole matrix.
+"""Settings that keep reasoning and write history unaltered, for every family's template over the whole matrix.
 
-Text is what matters here, so the tokenizers are made up on the spot: one token a byte, the template's control tokens.
+Only text is compared, so the tokenizers are small: one token per byte, plus the template's control tokens.
 """
 
 from typing import Any
@@ -33,17 +33,17 @@ def render(family: str, setting: str, messages: Any, tools: Any = None) -> Rende
 
 
 def render_whole(family: str, setting: str, conversation: Conversation) -> RenderedTokens | None:
-    made = rendered(renderer(family, setting), conversation)
-    return made if isinstance(made, RenderedTokens) else None
+    outcome = rendered(renderer(family, setting), conversation)
+    return outcome if isinstance(outcome, RenderedTokens) else None
 
 
-def shown(rendered: RenderedTokens, message: int, field: str = "reasoning_content") -> str:
+def text_of(rendered: RenderedTokens, message: int, field: str = "reasoning_content") -> str:
     spans = rendered.rendering.spans()
     return "".join(text for text, _, origin in spans if origin == ("messages", message, field))
 
 
 def of_history(rendered: RenderedTokens) -> list[Change]:
-    """The changes of the rendering; those of messages, before the template saw them, name the field."""
+    """Changes made to history; a change made to a message before it is rendered names its field."""
     return [change for change in rendered.changes if change.field is None]
 
 
@@ -58,24 +58,24 @@ def is_subsequence(short: str, long: str) -> bool:
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
-def test_all_reasoning_is_kept_and_nothing_but_added(family: str) -> None:
+def test_all_reasoning_is_kept_and_text_is_only_added(family: str) -> None:
     wrong, thoughts = [], 0
     for name, conversation in few(f"kept {family}"):
         plain = render_whole(family, "", conversation)
-        kept = render_whole(family, "preserve_all_thinking", conversation)
-        if plain is None or kept is None:
-            assert plain is kept
+        full = render_whole(family, "preserve_all_thinking", conversation)
+        if plain is None or full is None:
+            assert plain is full
             continue
         for index, message in enumerate(conversation.messages):
             thought = (message.get("reasoning_content") or "").strip()
             if message["role"] == "assistant" and thought:
                 thoughts += 1
-                said_so = any(note.startswith(f"message {index}: no context makes") for note in kept.notes)
-                if (thought in shown(kept, index)) is (family in NEVER_SHOW) or said_so is not (family in NEVER_SHOW):
-                    wrong.append((name, index, kept.notes))
-        changes = of_history(kept)
-        if not is_subsequence(plain.text, kept.text) or bool(changes) is not (plain.text != kept.text):
-            wrong.append((name, plain.text, kept.text))
+                noted = any(note.startswith(f"message {index}: no context makes") for note in full.notes)
+                if (thought in text_of(full, index)) is (family in NEVER_SHOW) or noted is not (family in NEVER_SHOW):
+                    wrong.append((name, index, full.notes))
+        changes = of_history(full)
+        if not is_subsequence(plain.text, full.text) or bool(changes) is not (plain.text != full.text):
+            wrong.append((name, plain.text, full.text))
         if [change.message for change in changes] != sorted({change.message for change in changes}):
             wrong.append((name, changes))
     assert thoughts
@@ -95,7 +95,7 @@ def test_between_tool_calls_keeps_the_exchange_under_way_only() -> None:
     thoughts = {}
     for setting in ("", "preserve_thinking_between_tool_calls", "preserve_all_thinking"):
         rendered = over_bytes(source, **({setting: True} if setting else {})).render(messages)
-        thoughts[setting] = [shown(rendered, index) for index in (1, 3, 5)]
+        thoughts[setting] = [text_of(rendered, index) for index in (1, 3, 5)]
     assert thoughts == {
         "": ["", "", "third"],
         "preserve_thinking_between_tool_calls": ["", "second", "third"],
@@ -105,10 +105,10 @@ def test_between_tool_calls_keeps_the_exchange_under_way_only() -> None:
 
 def test_kept_reasoning_is_sampled() -> None:
     conversation = CONVERSATIONS["reasoning_in_history"]
-    kept = render("qwen3", "preserve_all_thinking", conversation.messages)
-    assert kept is not None
-    assert kept.mask[kept.select(message=1, field="reasoning_content")].all()
-    assert not kept.mask[kept.select(role="user")].any()
+    tokens = render("qwen3", "preserve_all_thinking", conversation.messages)
+    assert tokens is not None
+    assert tokens.mask[tokens.select(message=1, field="reasoning_content")].all()
+    assert not tokens.mask[tokens.select(role="user")].any()
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
@@ -175,4 +175,4 @@ def test_values_of_tagged_arguments_are_spelled_as_in_json(family: str) -> None:
 def test_white_space_that_templates_strip_is_put_back(family: str) -> None:
     patched = render(family, "use_patched", [user("q"), assistant("\n\n  answer \n"), user("r")])
     assert patched is not None
-    assert shown(patched, 1, "content") == "\n\n  answer \n"
+    assert text_of(patched, 1, "content") == "\n\n  answer \n"

@@ -1,8 +1,8 @@
-"""Lost text: nothing that was given stays out of the tokens unsaid.
+"""Lost text: every part of the input that reaches no token is reported.
 
 - Every character of every field reaches a token, or is in `lost`, or is in `dropped` (white space aside).
-- What is lost is said: by a warning, or an error, or not at all, as the setting has it.
-- What a template drops from the past by design is no loss, and has the name of that policy.
+- Lost text raises a warning or an error, or is ignored, as the setting `lost` says.
+- Text that a template drops from the past by design is not lost: `dropped` has it.
 """
 
 import json
@@ -24,11 +24,11 @@ from tokentrace.rendering.lost import BOOKKEEPING
 THOUGHT = assistant("Hello!", reasoning="They greet me.")
 
 
-# -- the law, counted without the library's help
+# -- every word is accounted for, counted without the library
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Every text in a value, keys and numbers among them; JSON text as what it is JSON of."""
+    """Every text in a value, keys and numbers included; JSON text is parsed first."""
     if isinstance(value, str):
         try:
             inner = json.loads(value)
@@ -46,14 +46,14 @@ def strings(value: Any) -> Iterator[str]:
         yield json.dumps(value)
 
 
-def texts_given(message: dict[str, Any]) -> Iterator[str]:
+def input_texts(message: dict[str, Any]) -> Iterator[str]:
     for key, value in message.items():
         if key == "content" and isinstance(value, list):
             yield from (part["text"] for part in value)
         elif key == "tool_calls":
-            for made in value or ():
-                yield made["function"]["name"]
-                yield from strings(made["function"]["arguments"])
+            for tool_call in value or ():
+                yield tool_call["function"]["name"]
+                yield from strings(tool_call["function"]["arguments"])
         elif key not in ("role", "id", "tool_call_id", "name") and value:
             yield from [value] if isinstance(value, str) else strings(value)
 
@@ -72,11 +72,11 @@ def unaccounted(tokens: RenderedTokens, conversation: Conversation) -> list[str]
             return True
         return not letters(word) - letters(tokens.text + reported)
 
-    words = (word for message in conversation.messages for text in texts_given(message) for word in text.split())
+    words = (word for message in conversation.messages for text in input_texts(message) for word in text.split())
     return [word for word in words if not is_accounted(word)]
 
 
-def test_nothing_of_the_matrix_is_lost_unsaid(any_family: str) -> None:
+def test_nothing_of_the_matrix_is_lost_unreported(any_family: str) -> None:
     renderer = make_renderer(any_family)
     failures = []
     for name, conversation in rotating(CONVERSATIONS.items(), f"lost {any_family}", 4):
@@ -94,8 +94,8 @@ WORDS = st.lists(st.sampled_from(["alpha", "βeta", "gam\nma", "  d ", "7", '"e"
 @st.composite
 def conversations(draw: st.DrawFn) -> Conversation:
     def content() -> Any:
-        said = draw(WORDS)
-        return draw(st.sampled_from([said, text(said), text(said, draw(WORDS))]))
+        words = draw(WORDS)
+        return draw(st.sampled_from([words, text(words), text(words, draw(WORDS))]))
 
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()):
@@ -114,7 +114,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
     return Conversation(messages, draw(st.sampled_from([None, SIMPLE])))
 
 
-def test_nothing_is_lost_unsaid_whatever_the_form(any_family: str) -> None:
+def test_nothing_is_lost_unreported_in_any_form(any_family: str) -> None:
     renderer = make_renderer(any_family)
 
     @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
@@ -163,8 +163,8 @@ LOST: dict[str, tuple[str, list[Any], Any, list[tuple[int | None, str, str]]]] =
 def test_what_the_template_does_not_write_is_lost(case: str, family: str) -> None:
     _, messages, tools, expected = LOST[case]
     tokens = make_renderer(family).render(messages, tools=tools)
-    found = [(one.message, one.field, one.text) for one in tokens.lost]
-    assert set(expected) <= set(found) if family == "deepseek-v3" else found == expected
+    lost = [(one.message, one.field, one.text) for one in tokens.lost]
+    assert set(expected) <= set(lost) if family == "deepseek-v3" else lost == expected
     assert {"id", "tool_call_id", "name", "train", "weight"} <= BOOKKEEPING
 
 
@@ -177,37 +177,37 @@ def test_reasoning_of_the_past_is_dropped_by_design() -> None:
     tokens = make_renderer("qwen3").render([HI, THOUGHT, user("Bye")])
     assert tokens.lost == []
     assert [(one.message, one.field) for one in tokens.dropped] == [(1, "reasoning_content")]
-    kept = make_renderer("qwen3", preserve_all_thinking=True).render([HI, THOUGHT, user("Bye")])
-    assert (kept.lost, kept.dropped) == ([], [])
+    preserved = make_renderer("qwen3", preserve_all_thinking=True).render([HI, THOUGHT, user("Bye")])
+    assert (preserved.lost, preserved.dropped) == ([], [])
 
 
 SLICES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=3)
 WORD = st.text(alphabet='abAB 1é\n"', min_size=1, max_size=12)
 
 
-@given(said=WORD, slices=SLICES, between=st.sampled_from(["", "-"]))
+@given(content=WORD, slices=SLICES, between=st.sampled_from(["", "-"]))
 @settings(max_examples=examples(150), deadline=None)
 def test_a_text_of_which_slices_are_written_is_lost_unless_they_hold_all_of_it(
-    said: str, slices: list[tuple[int, int]], between: str
+    content: str, slices: list[tuple[int, int]], between: str
 ) -> None:
-    written = between.join(f"{{{{ m.content[{start}:{stop}] }}}}" for start, stop in slices)
-    source = "{% for m in messages %}" + written + "{% endfor %}"
-    tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user(said)])
-    pieces = [said[start:stop] for start, stop in slices]
-    left_out = Counter(said.casefold()) - Counter("".join(pieces).casefold())  # a template may change the case
-    if said.strip() in "".join(pieces):
+    expressions = between.join(f"{{{{ m.content[{start}:{stop}] }}}}" for start, stop in slices)
+    source = "{% for m in messages %}" + expressions + "{% endfor %}"
+    tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user(content)])
+    pieces = [content[start:stop] for start, stop in slices]
+    left_out = Counter(content.casefold()) - Counter("".join(pieces).casefold())  # a template may change the case
+    if content.strip() in "".join(pieces):
         assert tokens.lost == []
     elif any(char.isalnum() for char in left_out):
         assert [(one.message, one.field) for one in tokens.lost] == [(0, "content")]
         assert set(left_out) <= set(tokens.lost[0].text.casefold()) | set(" \n")
-    assert all(piece in said for one in tokens.lost for piece in one.text.split("…"))
+    assert all(piece in content for one in tokens.lost for piece in one.text.split("…"))
 
 
 _ALTERED = ["message 0, content: the template writes this text differently"]
 
 
 @pytest.mark.parametrize(
-    ("said", "notes"),
+    ("expression", "notes"),
     [
         ("{{ m.content | upper }}", _ALTERED),
         ("{{ m.content | replace('7', 'VII') | lower }}", []),  # lost: the 7 is gone
@@ -215,18 +215,18 @@ _ALTERED = ["message 0, content: the template writes this text differently"]
         ("{{ m.content.strip() }}", []),
     ],
 )
-def test_text_that_is_written_in_another_way_is_not_lost_but_noted(said: str, notes: list[str]) -> None:
-    source = "{% for m in messages %}" + said + "{% endfor %}"
+def test_text_that_is_written_in_another_way_is_not_lost_but_noted(expression: str, notes: list[str]) -> None:
+    source = "{% for m in messages %}" + expression + "{% endfor %}"
     rendered = create_renderer(POCKET, chat_template=source, lost="ignore").render([user(' Straße-"7"\n\tend ')])
-    assert bool(rendered.lost) is ("VII" in said)
+    assert bool(rendered.lost) is ("VII" in expression)
     assert rendered.notes == notes
 
 
-@pytest.mark.parametrize("written", ["value", "value | lower"])
-def test_altered_arguments_are_noted_and_formatted_ones_are_not(written: str) -> None:
+@pytest.mark.parametrize("expression", ["value", "value | lower"])
+def test_altered_arguments_are_noted_and_formatted_ones_are_not(expression: str) -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}"
-        "{% for key, value in call.function.arguments.items() %} {{ key }}: {{ " + written + " }}{% endfor %}"
+        "{% for key, value in call.function.arguments.items() %} {{ key }}: {{ " + expression + " }}{% endfor %}"
         "{% endfor %}{% endfor %}"
     )
     call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"City":"Oslo"}'}}
@@ -234,11 +234,11 @@ def test_altered_arguments_are_noted_and_formatted_ones_are_not(written: str) ->
     field = "message 1, tool_calls.0.function.arguments.City"
     notes = renderer.render([HI, {"role": "assistant", "content": "", "tool_calls": [call]}]).notes
     assert [note for note in notes if "this text differently" in note] == (
-        [f"{field}: the template writes this text differently"] if "lower" in written else []
+        [f"{field}: the template writes this text differently"] if "lower" in expression else []
     )
 
 
-# -- what is said of it
+# -- warnings and errors
 
 
 def test_a_warning_points_at_the_caller_and_an_error_names_message_and_field() -> None:

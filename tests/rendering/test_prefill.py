@@ -1,8 +1,8 @@
-"""Prefill: a last message that is left open, and what its tokens are.
+"""Prefill: a last message that is left open for the model to continue.
 
 - The ids are those of transformers' ``continue_final_message``, or both refuse.
-- It is a prompt: nothing of the open turn counts as sampled; turns before it do.
-- What it is rendered to is a prefix of the message rendered whole, where the template strips nothing.
+- The open turn belongs to the prompt: nothing of it counts as sampled; turns before it do.
+- It renders to a prefix of the whole message, unless the template strips white space.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support import load_family, make_renderer, some
 from tokentrace import InputError, TemplateError, TokentraceError, create_renderer
 from tokentrace.pocket import POCKET
 
-BEGUN = {
+PREFILLS = {
     "a word": [HI, assistant("The answer is")],
     "white space": [HI, assistant("The answer is: ")],
     "newlines": [HI, assistant("Line\n\n")],
@@ -31,8 +31,8 @@ BEGUN = {
 def test_ids_are_those_of_transformers(family: str) -> None:
     renderer = make_renderer(family, messages="as_given")
     failures = []
-    shown = 0
-    for name, messages in BEGUN.items():
+    compared = 0
+    for name, messages in PREFILLS.items():
         for tools in (None, SIMPLE):
             theirs = hf_ids(family, messages, tools, continue_final_message=True)
             try:
@@ -41,24 +41,24 @@ def test_ids_are_those_of_transformers(family: str) -> None:
                 ours = error
             if isinstance(theirs, Refusal) and isinstance(ours, TokentraceError):
                 continue
-            shown += 1
+            compared += 1
             if ours != theirs:
                 decode = load_family(family).decode
                 texts = [decode(one) if isinstance(one, list) else one for one in (ours, theirs)]
                 failures.append(f"{name}: {texts[0]!r} is not {texts[1]!r}")
     assert not failures, some(failures)
-    assert shown > 4
+    assert compared > 4
 
 
 def test_nothing_of_the_open_turn_is_sampled(any_family: str) -> None:
     renderer = make_renderer(any_family)
-    rendered = renderer.render(BEGUN["after others"], continue_final_message=True)
+    rendered = renderer.render(PREFILLS["after others"], continue_final_message=True)
     assert {turn.message for turn in rendered.turns} == {2}
     assert not rendered.mask[rendered.messages == 4].any()
     assert rendered.decode(rendered.select(message=4, field="content")).strip() == "A small"
     assert rendered.text.endswith("A small")
-    whole = renderer.render(BEGUN["after others"])
-    assert rendered.lost == whole.lost  # Mistral writes the system's words with the last user's alone
+    whole = renderer.render(PREFILLS["after others"])
+    assert rendered.lost == whole.lost  # Mistral writes the system message only with the last user message
     assert whole.text.startswith(rendered.text)
     assert any(turn.message == 4 for turn in whole.turns)
 
@@ -70,14 +70,14 @@ def test_parts_are_continued_where_the_template_reads_strings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said", "message"),
+    ("messages", "error", "message"),
     [
         ([HI], "the last one has role user", 0),
         ([ASK, assistant("Wait", call("now", {}))], "tool calls come after it", 1),
     ],
 )
-def test_what_cannot_be_continued_is_refused(messages: list[Any], said: str, message: int) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_what_cannot_be_continued_is_refused(messages: list[Any], error: str, message: int) -> None:
+    with pytest.raises(InputError, match=error) as caught:
         create_renderer(POCKET).render(messages, continue_final_message=True)
     assert caught.value.message == message
 

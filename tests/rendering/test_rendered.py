@@ -27,7 +27,7 @@ def rendered() -> RenderedTokens:
     return create_renderer(POCKET).render(MESSAGES, add_generation_prompt=True)
 
 
-def test_arrays_and_lists_say_the_same_and_have_one_entry_a_token(rendered: RenderedTokens) -> None:
+def test_arrays_and_lists_agree_and_have_one_entry_per_token(rendered: RenderedTokens) -> None:
     assert (rendered.ids.dtype, rendered.mask.dtype) == (np.int32, np.bool_)
     tokens = rendered[:]
     assert len(tokens) == len(rendered)
@@ -57,13 +57,13 @@ LLAMA = (
     "{% if tools %}<s>user\nTools: {{ tools | tojson }}{{ messages[0].content }}</s>{% set messages = messages[1:] %}"
     "{% endif %}{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
 )
-"""As Llama 3's templates do it: a system block in any case, and tools in the first user's message."""
+"""Like Llama 3's templates: always a system block, and tools in the first user message."""
 
 
 @pytest.mark.parametrize(
     ("count", "tools", "owner"), [(0, None, 0), (0, [{"name": "f"}], 0), (1, None, -1), (1, [{"name": "f"}], -1)]
 )
-def test_a_system_block_belongs_to_the_system_message_whole_or_to_nobody(count: int, tools: Any, owner: int) -> None:
+def test_a_system_block_belongs_whole_to_the_system_message_or_to_none(count: int, tools: Any, owner: int) -> None:
     renderer = create_renderer(POCKET, "default", chat_template=LLAMA, date="26 Jul 2024", bos="")
     tokens = renderer.render(MESSAGES[count:2], tools=tools)
     block = tokens.text.index("Date: 26 Jul 2024")
@@ -77,11 +77,11 @@ def test_selections(rendered: RenderedTokens) -> None:
     assert rendered.decode(rendered.select(field="tool_calls")).startswith("add")
     assert not (rendered.select(role="tool") & rendered.mask).any()
     assert rendered.select(sampled=True).tolist() == rendered.sampled
-    assert rendered.decode(rendered.select(field="thinking")) == "Add."  # reasoning, by whatever name it came
+    assert rendered.decode(rendered.select(field="thinking")) == "Add."  # another name of the field
 
 
 @pytest.mark.parametrize(
-    ("selection", "said"),
+    ("selection", "error"),
     [
         ({"role": 5}, "there is no role 5; there are assistant"),
         ({"field": "contents"}, "there is no field"),
@@ -92,8 +92,8 @@ def test_selections(rendered: RenderedTokens) -> None:
         ({"message": "0"}, "whole number"),
     ],
 )
-def test_a_selection_of_what_cannot_be_is_refused(rendered: RenderedTokens, selection: Any, said: str) -> None:
-    with pytest.raises(RendererError, match=said):
+def test_an_impossible_selection_is_refused(rendered: RenderedTokens, selection: Any, error: str) -> None:
+    with pytest.raises(RendererError, match=error):
         rendered.select(**selection)
 
 

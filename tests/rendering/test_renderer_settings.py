@@ -1,4 +1,4 @@
-"""Settings that nobody reads are refused; what a renderer learned does not depend on what came first."""
+"""Unknown settings are refused; what a renderer learns does not depend on the order of calls."""
 
 import copy
 import itertools
@@ -22,15 +22,15 @@ CHAT = [{"role": "user", "content": "2+2? <|end|>"}, {"role": "assistant", "cont
 TOKENIZER = Tokenizer(byte_tokenizer_json(["<s>", "</s>", "<c>", "<u>"]), variables=SPECIAL)
 
 
-def made(source: Any, **settings: Any) -> Renderer:
+def renderer_for(source: Any, **settings: Any) -> Renderer:
     return create_renderer(TOKENIZER, "default", chat_template=source, **settings)
 
 
-# -- names that nobody reads
+# -- names of settings
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("settings", "error"),
     [
         ({"control_token": "reject"}, "control_tokens"),
         ({"zzz": 1}, r"does not read it \(it reads .*enable_thinking"),
@@ -39,9 +39,9 @@ def made(source: Any, **settings: Any) -> Renderer:
         ({"add_generation_prompt": True}, r"pass it to render\(\)"),
     ],
 )
-def test_a_setting_that_nobody_reads_is_refused(given: Any, said: str) -> None:
-    with pytest.raises(RendererError, match=said):
-        create_renderer(POCKET, **given)
+def test_an_unknown_setting_is_refused(settings: Any, error: str) -> None:
+    with pytest.raises(RendererError, match=error):
+        create_renderer(POCKET, **settings)
 
 
 def test_a_template_variable_is_a_setting_of_the_renderer() -> None:
@@ -69,10 +69,10 @@ V32 = ["thinking", "enable_thinking", "thinking_mode", "drop_thinking"]
         (PYTHON_FORMATS["deepseek-v4"], [*V32, "reasoning_effort"]),
     ],
 )
-def test_whatever_a_template_reads_is_taken(source: Any, names: list[str]) -> None:
-    made(source, **dict.fromkeys(names))
+def test_a_variable_that_a_template_reads_is_accepted(source: Any, names: list[str]) -> None:
+    renderer_for(source, **dict.fromkeys(names))
     with pytest.raises(RendererError, match="does not read"):
-        made(source, **{f"{names[0]}_": None})
+        renderer_for(source, **{f"{names[0]}_": None})
 
 
 # -- what is learned
@@ -86,12 +86,12 @@ SPLIT = (
     "{{ c.function.name }}{% endfor %}{{ '<c>' if tools else '</s>' }}"
     "{% else %}<s>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<u>{% endif %}"
 )
-"""Turns end otherwise where there are tools."""
+"""Turns end with another token if there are tools."""
 
 
 def _fresh(family: str) -> Renderer:
     if family == "split":
-        return made(SPLIT, lost="ignore")
+        return renderer_for(SPLIT, lost="ignore")
     return create_renderer(small_tokenizer(family), "default", chat_template=PYTHON_FORMATS.get(family), lost="ignore")
 
 
@@ -135,15 +135,15 @@ def test_the_order_of_calls_does_not_matter(family: str) -> None:
 
 
 def test_what_ends_turns_beside_tools_stops_generation() -> None:
-    assert made(SPLIT).get_stop_token_ids() == [257, 258]
+    assert renderer_for(SPLIT).get_stop_token_ids() == [257, 258]
 
 
 # -- copies
 
 
 def settings_of(renderer: Renderer) -> dict[str, Any]:
-    own = {"tokenizer": renderer.tokenizer.digest, "templates": renderer.template_digests()}
-    return {**renderer.__reduce__()[0].keywords, **own, "eos": renderer.tokenizer.eos_ids}
+    digests = {"tokenizer": renderer.tokenizer.digest, "templates": renderer.template_digests()}
+    return {**renderer.__reduce__()[0].keywords, **digests, "eos": renderer.tokenizer.eos_ids}
 
 
 SETTINGS = {
@@ -157,13 +157,13 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", [{}, *({name: value} for name, value in SETTINGS.items()), SETTINGS])
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda renderer: pickle.loads(pickle.dumps(renderer))])
-def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda renderer: pickle.loads(pickle.dumps(renderer))])
+def test_a_copy_renders_the_same_with_the_same_settings(duplicate: Any, settings: dict[str, Any]) -> None:
     renderer = create_renderer(POCKET, **settings)
     renderer.render(CHAT)
     renderer.cache.once("x", threading.Lock)
     renderer.bridge_to_next_turn([1], [2], CHAT[:1])
-    other = way(renderer)
+    other = duplicate(renderer)
     assert settings_of(other) == settings_of(renderer)
     assert other.render_ids(CHAT) == renderer.render_ids(CHAT)
     assert other.get_stop_token_ids() == renderer.get_stop_token_ids()

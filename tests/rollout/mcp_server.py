@@ -1,4 +1,4 @@
-"""A real MCP server for tests: `python mcp_server.py` speaks by stdin and stdout, `app()` is the same over HTTP."""
+"""A real MCP server for tests: `python mcp_server.py` serves stdin and stdout, `app()` serves HTTP."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the tests of rollouts share: an engine that says given turns, an agent on it, and one rollout."""
+"""Helpers for rollout tests: an engine with scripted turns, an agent that uses it, and single rollouts."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ ANSWER = "It is 42.<|end|>"
 
 
 def call(name: str, /, **arguments: Any) -> str:
-    """A call as the pocket model writes it."""
+    """A tool call in the format of the pocket model."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -35,7 +35,7 @@ def look() -> str:
 
 
 class Table(BaseTool):
-    """Has a value for each trajectory."""
+    """A tool with one value per trajectory."""
 
     def __init__(self) -> None:
         super().__init__(tool_schema=function_schema(look))
@@ -57,7 +57,7 @@ class Table(BaseTool):
 
 
 class Turns(FaultyEngine):
-    """Says these turns of each rollout one after another, then the last again."""
+    """An engine that samples these turns in order in each rollout, and then repeats the last."""
 
     def __init__(self, *turns: str, **options: Any) -> None:
         super().__init__(lambda *_: (), vocab_size=SIZE, **options)
@@ -78,17 +78,17 @@ def agent(*turns: str, **options: Any) -> Agent:
 
 
 def run(*turns: str, task: Task = TASK, **options: Any) -> Rollout:
-    """A rollout of a model that says these turns."""
+    """Run a rollout of a model with these turns."""
     return asyncio.run(agent(*turns, **options).run(task))
 
 
 def results(rollout: Rollout) -> list[str]:
-    """What the tools returned, as the model saw it."""
+    """The tool results as the model sees them."""
     return [message["content"] for message in rollout.messages if message["role"] == "tool"]
 
 
 class Deadly(BaseInteraction):
-    """The process ends, as for lack of memory, when one rollout begins; the others have nothing said to them."""
+    """Ends the process when one rollout starts, as if out of memory; gives no replies in the others."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         if instance_id == "q3-1":
@@ -99,12 +99,12 @@ class Deadly(BaseInteraction):
 
 
 def run_at(clock: Callable[[], float], work: Coroutine[Any, Any, Rollout]) -> Rollout:
-    """What comes of a coroutine in an event loop whose time is a clock's."""
+    """Run a coroutine in an event loop that takes its time from a clock."""
 
     def loop() -> asyncio.AbstractEventLoop:
-        new = asyncio.new_event_loop()
-        new.time = clock  # type: ignore[method-assign]
-        return new
+        event_loop = asyncio.new_event_loop()
+        event_loop.time = clock  # type: ignore[method-assign]
+        return event_loop
 
     with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(work)

@@ -1,4 +1,4 @@
-"""Many rollouts: groups, and seeds that depend on nothing but the seed and the place."""
+"""Many rollouts: groups, and seeds that depend only on the run's seed and the position."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from tokentrace.rollout.tools import as_tools
 TASKS = [Task(QUESTION, name=f"q{number}", metadata={"level": number}) for number in range(5)]
 
 
-def test_groups_share_a_prompt_and_have_names_of_their_own() -> None:
+def test_members_of_a_group_share_a_prompt_and_have_their_own_names() -> None:
     tasks = list(grouped([*TASKS[:2], Task(QUESTION)], 3))
     assert [task.name for task in tasks] == [f"{name}-{at}" for name in ("q0", "q1", "task-00002") for at in range(3)]
     assert tasks[4].metadata == {"level": 1, "group": "q1", "member": 1}
@@ -38,41 +38,41 @@ def test_a_row_selects_among_the_tools_by_name() -> None:
 
 
 def seeds(concurrency: int, store: RolloutStore | None = None) -> dict[str, list[int | None]]:
-    """The seeds that each rollout samples with; never more run at once than allowed."""
-    under_way = most = 0
+    """The sampling seeds of each rollout; also checks the limit on concurrency."""
+    running = peak = 0
 
     async def latency(_: int) -> None:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        for _ in range(1 + len(engine.requests) % 3):  # some take longer than others
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        for _ in range(1 + len(engine.requests) % 3):  # some requests take longer
             await asyncio.sleep(0)
-        under_way -= 1
+        running -= 1
 
     engine = Turns(latency=latency)
     tasks = grouped(TASKS, 3)
     asyncio.run(run_rollouts(Agent(engine, RENDERER), tasks, concurrency=concurrency, seed=11, store=store))
-    assert most <= concurrency
-    assert store or most >= min(2, concurrency)  # the thread of a store decides when the next one begins
+    assert peak <= concurrency
+    assert store or peak >= min(2, concurrency)  # with a store, its thread decides when the next one starts
     out: dict[str, list[int | None]] = {}
     for request in engine.requests:
         out.setdefault(str(request.session), []).append(request.sampling.seed)
     return out
 
 
-def test_seeds_are_the_same_however_many_run_at_once_and_whatever_was_finished_before(tmp_path: Path) -> None:
-    one = seeds(1)
-    assert len({seed for all_ in one.values() for seed in all_}) == 15, "no two sample alike"
-    assert one == seeds(4) == seeds(64)
+def test_seeds_do_not_depend_on_concurrency_or_on_earlier_runs(tmp_path: Path) -> None:
+    sequential = seeds(1)
+    assert len({seed for values in sequential.values() for seed in values}) == 15, "no two sample alike"
+    assert sequential == seeds(4) == seeds(64)
     store = RolloutStore(tmp_path)
     agent = Agent(Turns(), RENDERER)
     asyncio.run(run_rollouts(agent, list(grouped(TASKS, 3))[:7], store=store, seed=11))
-    rest = seeds(2, store)
-    assert rest == {name: one[name] for name in list(one)[7:]}
+    remaining = seeds(2, store)
+    assert remaining == {name: sequential[name] for name in list(sequential)[7:]}
     store.close()
 
 
-def test_failures_are_counted_and_the_others_go_on() -> None:
+def test_failures_are_counted_and_other_rollouts_continue() -> None:
     engine = Turns()
     engine.faults.extend([None, GARBAGE, None])
     summary = asyncio.run(run_rollouts(Agent(engine, RENDERER, reward=lambda _: 1.0), TASKS, concurrency=1))

@@ -1,4 +1,4 @@
-"""Rollouts on a real Ray of this machine: the same as without, whatever dies."""
+"""Rollouts on a real local Ray: the same results as without it, even if workers die."""
 
 import asyncio
 import os
@@ -43,9 +43,9 @@ def ray() -> Iterator[Any]:
 
 
 def tasks() -> list[Task]:
-    """Three questions, a group of two each."""
-    asked = [Task([{"role": "user", "content": f"What is {n} plus {n}?"}], name=f"q{n}") for n in (2, 3, 4)]
-    return list(grouped(asked, 2))
+    """Three questions with a group of two each."""
+    questions = [Task([{"role": "user", "content": f"What is {n} plus {n}?"}], name=f"q{n}") for n in (2, 3, 4)]
+    return list(grouped(questions, 2))
 
 
 def crew() -> Crew:
@@ -54,16 +54,16 @@ def crew() -> Crew:
     return Agent(EmbeddedEngine(), create_renderer(POCKET), sampling=sampling, budget=Budget(turns=2)), tasks()
 
 
-def on_ray(make: Callable[[], Any] = crew, of: list[Task] | None = None, **options: Any) -> Any:
-    return asyncio.run(run_rollouts_on_ray(make, tasks() if of is None else of, seed=SEED, **options))
+def on_ray(make: Callable[[], Any] = crew, chosen: list[Task] | None = None, **options: Any) -> Any:
+    return asyncio.run(run_rollouts_on_ray(make, tasks() if chosen is None else chosen, seed=SEED, **options))
 
 
 Streams: TypeAlias = dict[str, tuple[list[int], list[bool], npt.NDArray[np.float32]]]
 
 
 def streams(folder: Path) -> Streams:
-    """The trajectories of a run. The logprobs of the embedded model depend on what else it computes at the same time,
-    in their last bits."""
+    """The trajectories of a run. The last bits of the embedded model's logprobs depend on what shares the batch, so
+    `assert_same` compares them with a tolerance."""
     with closing(RolloutStore(folder)) as store:
         rollouts = {row["name"]: one for row, one in store.trajectories()}
     return {name: (one.stream().tolist(), one.loss_mask().tolist(), one.logprobs()) for name, one in rollouts.items()}
@@ -78,11 +78,11 @@ def assert_same(folder: Path, expected: Streams) -> None:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Streams:
-    """What a run in this process leaves behind."""
+    """The trajectories of a run in this process."""
     folder = tmp_path_factory.mktemp("local")
-    agent, mine = crew()
+    agent, own_tasks = crew()
     store = RolloutStore(folder)
-    asyncio.run(run_rollouts(agent, mine, store=store, seed=SEED))
+    asyncio.run(run_rollouts(agent, own_tasks, store=store, seed=SEED))
     store.close()
     return streams(folder)
 
@@ -94,7 +94,7 @@ def kill_a_worker() -> None:
 
 
 @pytest.mark.skipif(not FULL, reason="long: make test-long")
-def test_same_trajectories_as_in_one_process_though_a_worker_dies(expected: Streams, tmp_path: Path) -> None:
+def test_trajectories_equal_those_of_one_process_even_if_a_worker_dies(expected: Streams, tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     ended: list[str] = []
 
@@ -111,13 +111,13 @@ def test_same_trajectories_as_in_one_process_though_a_worker_dies(expected: Stre
 
 
 def deadly_crew() -> Crew:
-    agent, mine = crew()
+    agent, own_tasks = crew()
     budget = Budget(turn_tokens=8)
-    return Agent(agent.engine, agent.renderer, budget=budget, interaction=Deadly()), mine
+    return Agent(agent.engine, agent.renderer, budget=budget, interaction=Deadly()), own_tasks
 
 
 @pytest.mark.skipif(not FULL, reason="long: make test-long")
-def test_rollout_that_kills_workers_fails_and_the_others_are_run(tmp_path: Path) -> None:
+def test_rollout_that_kills_workers_fails_and_the_others_finish(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     done = on_ray(deadly_crew, workers=1, store=store, concurrency=3)
     ends = {row["name"]: (row["metrics"]["end"], row["notes"]) for row in store.finished}
@@ -135,14 +135,14 @@ def broken_crew() -> Crew:
 
 
 def other_crew() -> Crew:
-    agent, mine = crew()
-    return agent, [*mine[:-1], Task([{"role": "user", "content": "What else?"}], name=mine[-1].name)]
+    agent, own_tasks = crew()
+    return agent, [*own_tasks[:-1], Task([{"role": "user", "content": "What else?"}], name=own_tasks[-1].name)]
 
 
 @pytest.mark.parametrize(
     ("make", "problem"), [(broken_crew, "node .*: there is no such tool"), (other_crew, "node .* differs: tasks was")]
 )
-def test_worker_that_cannot_be_made_ends_the_run(make: Callable[[], Crew], problem: str) -> None:
+def test_worker_that_cannot_start_ends_the_run(make: Callable[[], Crew], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         on_ray(make, workers=1)
 
@@ -150,14 +150,14 @@ def test_worker_that_cannot_be_made_ends_the_run(make: Callable[[], Crew], probl
 def test_command_line_gives_the_rows_of_a_local_run(tmp_path: Path) -> None:
     def rows(name: str, *options: str) -> list[dict[str, Any]]:
         command = ["rollout", str(CONFIG), "-o", str(tmp_path / name), "--limit", "1", "-q", *options]
-        made = CliRunner().invoke(main, command)
-        assert made.exit_code == 0, made.output
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 0, result.output
         return pq.read_table(tmp_path / name / "rows.parquet").to_pylist()
 
     on_ray, locally = rows("ray", "--ray", "--workers", "1"), rows("local")
     for one, other in zip(on_ray, locally, strict=True):
         np.testing.assert_allclose(one.pop("logprobs"), other.pop("logprobs"), atol=1e-4)
         assert one == other
-    again = CliRunner().invoke(main, ["rollout", str(CONFIG), "--workers", "2"])
-    assert again.exit_code == 2
-    assert "give --ray, too" in again.output
+    result_without_ray = CliRunner().invoke(main, ["rollout", str(CONFIG), "--workers", "2"])
+    assert result_without_ray.exit_code == 2
+    assert "give --ray, too" in result_without_ray.output

@@ -1,4 +1,4 @@
-"""Configurations: what they make, and errors that name the line, the key and the fix."""
+"""Configurations: the runs they define, and errors that name the line, the key and the fix."""
 
 import asyncio
 import textwrap
@@ -50,11 +50,11 @@ output: out
 
 
 def read_run(path: Path, **options: Any) -> Run:
-    """As the command line reads it: it knows the demo's questions."""
+    """Read a configuration as the command line does, with the demo's questions."""
     return read_any_run(path, questions=question_tasks, **options)
 
 
-def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
+def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
     (folder / "own_tools.py").write_text(TOOLS, encoding="utf-8")
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")
@@ -62,7 +62,7 @@ def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
 
 
 def test_pockets_own_questions_need_four_lines(tmp_path: Path) -> None:
-    run = read_run(written(tmp_path, POCKET_RUN))
+    run = read_run(write(tmp_path, POCKET_RUN))
     assert [task.name for task in run.tasks] == ["held_back-0-107", "held_back-0-1"]
     agent = run.agent(EmbeddedEngine())
     assert agent.reward is question_reward
@@ -70,7 +70,7 @@ def test_pockets_own_questions_need_four_lines(tmp_path: Path) -> None:
     assert (run.output, run.concurrency, run.seed, run.advantages) == (Path("out"), 64, None, None)
 
 
-def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
+def test_all_settings_of_a_configuration_are_applied(tmp_path: Path) -> None:
     text = f"""\
         engine: {{kind: embedded}}
         renderer: {{control_tokens: reject, kwargs: {{}}}}
@@ -98,7 +98,7 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
         '{"prompt": "never read", "completion": "x"}',
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    run = read_run(written(tmp_path, text), concurrency=6)
+    run = read_run(write(tmp_path, text), concurrency=6)
     agent = run.agent(EmbeddedEngine())
     assert [tool.name for tool in agent.tools] == ["plus", "table"]
     assert agent.interactions[""].name == "someone"
@@ -118,9 +118,9 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
     assert second.interaction_settings == {"mood": "good"}
 
 
-def test_what_a_run_may_change_when_it_goes_on_is_not_remembered(tmp_path: Path) -> None:
+def test_settings_that_may_change_on_resume_are_not_recorded(tmp_path: Path) -> None:
     for line, patience in (("", 600.0), ("patience: 30\n", 30.0), ("patience: null\n", None)):
-        run = read_run(written(tmp_path, f"{POCKET_RUN}resume_aborted: true\n{line}"))
+        run = read_run(write(tmp_path, f"{POCKET_RUN}resume_aborted: true\n{line}"))
         assert (run.file.patience, run.agent(EmbeddedEngine()).resume_aborted) == (patience, True)
         assert run.settings.keys().isdisjoint({"patience", "resume_aborted", "concurrency", "output"})
 
@@ -169,16 +169,16 @@ BAD = {
 }
 
 
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+def test_errors_name_the_line(tmp_path: Path) -> None:
     for text, problem in BAD.items():
         with pytest.raises(ConfigError, match=problem) as raised:
-            read_run(written(tmp_path, text))
+            read_run(write(tmp_path, text))
         assert "run.yaml" in str(raised.value)
 
 
-def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    path = written(tmp_path, FILE_RUN)
-    for row, said in {
+def test_unusable_rows_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, FILE_RUN)
+    for row, problem in {
         '{"prompt": "x"}\n{"text": 1}': "rows.jsonl, row 2: .*has no conversation",
         '{"prompt": "x"}\n{"prompt"': "rows.jsonl, row 2: not valid JSON",
         '{"messages": [{"role": "assistant", "content": "x"}]}': "no message that a model could answer",
@@ -188,43 +188,43 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         '{"prompt": "x", "chat_template_kwargs": {"a": 1}}': "renderer.kwargs",
     }.items():
         (tmp_path / "rows.jsonl").write_text(row, encoding="utf-8")
-        with pytest.raises(ConfigError, match=f"line 2: data.file: .*{said}"):
+        with pytest.raises(ConfigError, match=f"line 2: data.file: .*{problem}"):
             read_run(path)
 
 
-def test_tools_and_interactions_have_files_of_their_own(tmp_path: Path) -> None:
+def test_tools_and_interactions_can_have_their_own_files(tmp_path: Path) -> None:
     text = f"""\
         tools:
           - class_name: "own_tools.Table"
             config: {{size: 3}}
             tool_schema: {SCHEMA}
         """
-    tools = load_tools(written(tmp_path, text, "tools.yaml"))
+    tools = load_tools(write(tmp_path, text, "tools.yaml"))
     assert (tools[0].name, tools[0].config) == ("table", {"size": 3})
     for section in ("{class_name: own_tools.User, config: {}}", "[{class_name: own_tools.User}]"):
-        users = load_interactions(written(tmp_path, f"interaction: {section}\n", "user.yaml"))
+        users = load_interactions(write(tmp_path, f"interaction: {section}\n", "user.yaml"))
         assert users[""].name == "User"
-    written(tmp_path, "interaction: []\n", "none.yaml")
+    write(tmp_path, "interaction: []\n", "none.yaml")
     with pytest.raises(ConfigError, match=r"none.yaml, line 1: interaction: there must be"):
         load_interactions(tmp_path / "none.yaml")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}', encoding="utf-8")
-    run = read_run(written(tmp_path, FILE_RUN + "tools_file: tools.yaml\ninteraction_file: user.yaml\n"))
+    run = read_run(write(tmp_path, FILE_RUN + "tools_file: tools.yaml\ninteraction_file: user.yaml\n"))
     assert [tool.name for tool in run.tools] == ["table"]
     assert run.settings["tools_file"]["tools"][0]["config"] == {"size": 3}, "what the file says, not its name alone"
 
 
-def test_questions_are_known_only_where_somebody_brings_them(tmp_path: Path) -> None:
+def test_questions_are_only_accepted_if_the_caller_provides_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 3: data.questions: there is no such setting"):
-        read_any_run(written(tmp_path, POCKET_RUN))
+        read_any_run(write(tmp_path, POCKET_RUN))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"line 4: reward: 'questions' must be module:name"):
-        read_run(written(tmp_path, FILE_RUN + "reward: questions\n"))
+        read_run(write(tmp_path, FILE_RUN + "reward: questions\n"))
 
 
-def test_addresses_and_secrets_are_neither_shown_nor_written_down(tmp_path: Path) -> None:
+def test_addresses_and_secrets_are_neither_shown_nor_recorded(tmp_path: Path) -> None:
     http = "{retries: 0, headers: {X-Key: hush}}"
     engine = f"engine: {{kind: vllm, url: 'http://me:hush@127.0.0.1:9/v1', http: {http}}}\ntokenizer: {POCKET}\n"
-    run = read_run(written(tmp_path, engine + POCKET_RUN.partition("\n")[2]))
+    run = read_run(write(tmp_path, engine + POCKET_RUN.partition("\n")[2]))
     assert run.settings["engine"] == {"kind": "vllm"}
     with pytest.raises(ConfigError, match=r"line 1: engine.url: http://127.0.0.1:9/v1/v1/models: ") as raised:
         asyncio.run(run.connect())

@@ -1,4 +1,4 @@
-"""The agent loop: every prompt extends the stream, budgets and faults end a rollout with what was sampled kept."""
+"""The agent loop: every prompt extends the stream; budgets and faults end a rollout and keep its sampled tokens."""
 
 import asyncio
 import math
@@ -36,7 +36,7 @@ def run_on(engine: Turns, *, tools: Sequence[Any] = (multiply,), task: Task = TA
 
 
 def check_exact(rollout: Rollout, engine: Turns) -> None:
-    """Each prompt the engine saw is a prefix of the stream, and one row trains exactly what was sampled."""
+    """Checks that each prompt is a prefix of the stream, and that one row trains exactly the sampled tokens."""
     stream = rollout.trajectory.stream()
     for request in engine.requests:
         np.testing.assert_array_equal(request.prompt_ids, stream[: len(request.prompt_ids)])
@@ -65,13 +65,13 @@ def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
     assert {name: metrics[name] for name in expected} == expected
 
 
-def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
-    written = '<tool_call>\n{"name": "multiply", "arguments": {"a": 1,}}\n</tool_call>'
-    engine = Turns(f"{written}<|end|>", ANSWER)
+def test_a_malformed_call_gets_an_error_as_its_result() -> None:
+    malformed = '<tool_call>\n{"name": "multiply", "arguments": {"a": 1,}}\n</tool_call>'
+    engine = Turns(f"{malformed}<|end|>", ANSWER)
     rollout = run_on(engine)
     assert rollout.end is End.ANSWER
     assert rollout.malformed == 1
-    assert rollout.messages[1] == {"role": "assistant", "content": written}, "whoever scores it sees what was written"
+    assert rollout.messages[1] == {"role": "assistant", "content": malformed}, "whoever scores it sees what was written"
     assert rollout.messages[2]["role"] == "tool"
     assert rollout.messages[2]["content"].startswith("error: ")
     assert rollout.tool_errors == 1
@@ -88,7 +88,7 @@ def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
         (Budget(tool_seconds=0.0), End.TOOL_TIME),
     ],
 )
-def test_budgets_end_a_rollout_with_what_was_sampled_kept(budget: Budget, end: End) -> None:
+def test_budgets_end_a_rollout_and_keep_its_sampled_tokens(budget: Budget, end: End) -> None:
     engine = Turns(MULTIPLY)
     rollout = run_on(engine, budget=budget)
     assert rollout.end is end
@@ -98,22 +98,22 @@ def test_budgets_end_a_rollout_with_what_was_sampled_kept(budget: Budget, end: E
 
 
 @pytest.mark.parametrize("keep", list(Keep))
-def test_a_cut_text_keeps_its_ends_and_counts_what_is_gone(keep: Keep) -> None:
+def test_a_cut_text_keeps_its_ends_and_counts_the_removed_characters(keep: Keep) -> None:
     text = "".join(f"line {number} Zürich\n" for number in range(2_000))
     cut = cut_text(text, 100, RENDERER.tokenizer, keep)
-    front, _, rest = cut.partition("[… ")
-    gone, _, back = rest.partition(" more characters]")
+    front, _, tail = cut.partition("[… ")
+    removed, _, back = tail.partition(" more characters]")
     front, back = front.removesuffix("\n"), back.removeprefix("\n")
     assert text.startswith(front)
     assert text.endswith(back)
-    assert len(front) + len(back) + int(gone.replace(",", "")) == len(text)
+    assert len(front) + len(back) + int(removed.replace(",", "")) == len(text)
     assert (keep is not Keep.TAIL) == bool(front)
     assert (keep is not Keep.HEAD) == bool(back)
     assert cut_text("short", 100, RENDERER.tokenizer, keep) == "short"
 
 
 @pytest.mark.parametrize(
-    ("returned", "shown"),
+    ("returned", "expected"),
     [
         ("x" * 50_000_000, "more characters]"),
         ("a\ud800b", "a?b"),
@@ -121,7 +121,7 @@ def test_a_cut_text_keeps_its_ends_and_counts_what_is_gone(keep: Keep) -> None:
     ],
     ids=["50 MB", "half a surrogate pair", "control strings"],
 )
-def test_odd_results_do_no_harm(returned: str, shown: str) -> None:
+def test_odd_results_do_no_harm(returned: str, expected: str) -> None:
     def odd() -> str:
         """Return something odd."""
         return returned
@@ -129,7 +129,7 @@ def test_odd_results_do_no_harm(returned: str, shown: str) -> None:
     engine = Turns(call("odd"), ANSWER)
     rollout = run_on(engine, tools=[odd], budget=Budget(result_tokens=50))
     assert rollout.end is End.ANSWER
-    assert shown in rollout.messages[2]["content"]
+    assert expected in rollout.messages[2]["content"]
     assert len(RENDERER.tokenizer.encode_plain(rollout.messages[2]["content"])) < 80
     check_exact(rollout, engine)
     control = RENDERER.tokenizer.vocabulary.is_control
@@ -140,7 +140,7 @@ def test_odd_results_do_no_harm(returned: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("fault", [UNAVAILABLE, GARBAGE])
-def test_an_engine_that_fails_ends_the_rollout_and_loses_nothing(fault: Fault) -> None:
+def test_an_engine_failure_ends_the_rollout_and_loses_nothing(fault: Fault) -> None:
     engine = Turns(MULTIPLY, ANSWER)
     engine.faults.extend([None, fault])
     rollout = run_on(engine)
@@ -152,7 +152,7 @@ def test_an_engine_that_fails_ends_the_rollout_and_loses_nothing(fault: Fault) -
 
 
 class User(BaseInteraction):
-    """Asks twice, then is content."""
+    """Asks twice, then ends the rollout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ class User(BaseInteraction):
         self.diary.append(f"start {kwargs}")
 
     async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
-        asked = sum(message["role"] == "user" for message in messages)
-        return Reply("And again?", reward=0.25) if asked < 3 else (True, "", 0.5, {})
+        questions = sum(message["role"] == "user" for message in messages)
+        return Reply("And again?", reward=0.25) if questions < 3 else (True, "", 0.5, {})
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
         return 1.0
@@ -172,7 +172,7 @@ class User(BaseInteraction):
         self.diary.append("final")
 
 
-def test_a_simulated_user_goes_on_until_content() -> None:
+def test_a_simulated_user_replies_until_done() -> None:
     user = User()
     engine = Turns(ANSWER)
     rollout = run_on(engine, interaction=user, task=Task(QUESTION, name="one", interaction_settings={"mood": "good"}))
@@ -188,8 +188,8 @@ def valued(count: int, name: str = "") -> list[Task]:
 
 
 @pytest.mark.parametrize("name", ["", "same"])
-def test_rollouts_of_one_name_that_are_under_way_together_are_told_apart(name: str) -> None:
-    """A group made by hand: the same task many times over, or tasks without names."""
+def test_concurrent_rollouts_with_the_same_name_are_kept_apart(name: str) -> None:
+    """A hand-made group: the same task many times, or tasks without names."""
     one = agent(CALL, ANSWER, tools=[Table()])
 
     async def go() -> list[Rollout]:
@@ -198,17 +198,17 @@ def test_rollouts_of_one_name_that_are_under_way_together_are_told_apart(name: s
     rollouts = asyncio.run(go())
     assert [rollout.reward for rollout in rollouts] == [number + 0.5 for number in range(8)]
     assert len({rollout.instance for rollout in rollouts}) == 8
-    assert len(one.engine.counts) == 8  # what the engine is told, too
+    assert len(one.engine.counts) == 8  # sessions are distinct, too
     again = asyncio.run(one.run(valued(1, "same")[0]))
     assert again.instance == "same", "a name is free again when its rollout is over"
 
 
-def test_a_name_that_is_there_twice_is_refused_before_anything_runs() -> None:
+def test_duplicate_names_are_refused_before_anything_runs() -> None:
     one = agent()
     tasks = [Task(QUESTION, name="a"), Task(QUESTION, name="b"), Task(QUESTION, name="a")]
-    for given in (tasks, list(grouped(tasks, 2))):
+    for duplicates in (tasks, list(grouped(tasks, 2))):
         with pytest.raises(InputError, match=r"are both called 'a.*grouped\(tasks, n\)"):
-            asyncio.run(run_rollouts(one, given))
+            asyncio.run(run_rollouts(one, duplicates))
     assert not one.engine.requests
     with pytest.raises(InputError, match="tasks 0 and 2"):
         asyncio.run(run_rollouts(one, iter(tasks)))
@@ -224,16 +224,16 @@ async def never(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("step", ["start_interaction", "generate_response", "calculate_score", "finalize_interaction"])
-def test_a_simulated_user_that_hangs_is_given_up(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_user_that_hangs_times_out(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(User, step, never)
     rollout = run(interaction=User(), budget=Budget(interaction_timeout=0.01, reward_timeout=0.01))
     assert rollout.notes == [f"{step} took longer than 0.01 s"]
-    hung = step != "finalize_interaction"  # nothing is left to fail by then: it is told
-    assert (rollout.end, rollout.reward) == ((End.HUNG, None) if hung else (End.USER, 2.0))
+    fails = step != "finalize_interaction"  # by then the rollout is over: only a note
+    assert (rollout.end, rollout.reward) == ((End.HUNG, None) if fails else (End.USER, 2.0))
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["coroutine", "function"])
-def test_a_reward_that_hangs_is_given_up_and_what_was_sampled_is_kept(blocks: bool) -> None:
+def test_a_reward_that_hangs_times_out_and_keeps_the_sampled_tokens(blocks: bool) -> None:
     gate = threading.Event()
 
     async def count(rollout: Rollout) -> float:
@@ -252,8 +252,8 @@ def test_a_reward_that_hangs_is_given_up_and_what_was_sampled_is_kept(blocks: bo
 
 
 @pytest.mark.parametrize("where", ["engine", "tool", "user"])
-def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked = 0.0, 0
+def test_a_rollout_that_takes_too_long_keeps_its_sampled_tokens(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, requests = 0.0, 0
 
     async def hang(*_: Any, **__: Any) -> None:
         nonlocal now
@@ -261,9 +261,9 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
         await asyncio.Event().wait()
 
     async def latency(_: int) -> None:
-        nonlocal asked
-        asked += 1
-        if where == "engine" and asked == 2:
+        nonlocal requests
+        requests += 1
+        if where == "engine" and requests == 2:
             await hang()
 
     async def slow() -> str:
@@ -273,7 +273,7 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
         return "42"
 
     monkeypatch.setattr(User, "generate_response", hang)
-    made = Agent(
+    rollout_agent = Agent(
         Turns(ANSWER if where == "user" else CALL, latency=latency),
         RENDERER,
         tools=[FunctionTool(slow, name="look")],
@@ -281,7 +281,7 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
         reward=lambda rollout: float(rollout.turns),
         budget=Budget(seconds=10, tool_timeout=None, interaction_timeout=None),
     )
-    rollout = run_at(lambda: now, made.run(TASK))
+    rollout = run_at(lambda: now, rollout_agent.run(TASK))
     assert (rollout.end, rollout.notes) == (End.TIME, ["the rollout took longer than 10 s"])
     assert rollout.reward == rollout.turns == 1, "a budget has ended it: it is judged like any other"
     check_trajectory(rollout.trajectory)
@@ -293,9 +293,9 @@ class Broken(Table):
 
 
 def failing_engine() -> Rollout:
-    made = agent(CALL, ANSWER, tools=[look], reward=lambda _: 1.0)
-    made.engine.faults.extend([None, GARBAGE])
-    return asyncio.run(made.run(Task(QUESTION, name="one", metadata={"reward": 5.0})))
+    failing = agent(CALL, ANSWER, tools=[look], reward=lambda _: 1.0)
+    failing.engine.faults.extend([None, GARBAGE])
+    return asyncio.run(failing.run(Task(QUESTION, name="one", metadata={"reward": 5.0})))
 
 
 def aborted() -> Rollout:
@@ -315,11 +315,11 @@ FAILURES: dict[str, Callable[[], Rollout]] = {
 
 
 @pytest.mark.parametrize("fail", FAILURES.values(), ids=list(FAILURES))
-def test_what_failed_has_no_reward_anywhere(fail: Callable[[], Rollout], tmp_path: Path) -> None:
+def test_failed_rollouts_have_no_reward_anywhere(fail: Callable[[], Rollout], tmp_path: Path) -> None:
     rollout = fail()
     assert rollout.end in FAILED_ENDS
     assert rollout.reward is None
-    rollout.reward = 3.0  # whoever says so
+    rollout.reward = 3.0  # even if set by hand
     assert rollout.metrics()["reward"] is None
     with closing(RolloutStore(tmp_path)) as store:
         store.finish(rollout)

@@ -1,4 +1,4 @@
-"""Tools of real MCP servers in the loop, by stdin and stdout and over HTTP; servers that fail become results."""
+"""Tools of real MCP servers in the loop, over stdio and HTTP; failures of servers become tool results."""
 
 import asyncio
 import json
@@ -58,15 +58,15 @@ def test_a_command_serves_the_trajectories_of_a_run_until_it_ends(tmp_path: Path
     assert (first.end, first.tool_errors) == (End.ANSWER, 2)
     assert first.schemas is not None
     assert first.schemas[0]["function"]["parameters"]["required"] == ["a", "b"]
-    told = "the MCP server python did not answer a call to {}: Connection closed"
-    assert results(second) == ["2", f"error: {told.format('crash')}", f"error: {told.format('add')}"]
-    assert second.notes == [told.format("crash"), told.format("add")]
+    problem = "the MCP server python did not answer a call to {}: Connection closed"
+    assert results(second) == ["2", f"error: {problem.format('crash')}", f"error: {problem.format('add')}"]
+    assert second.notes == [problem.format("crash"), problem.format("add")]
     assert second.end is End.ANSWER
     assert results(third)[0] == "1", "a server that ended is started again for the next trajectory"
     assert results(third)[1].startswith(f"seven {tmp_path} ")
 
 
-def test_each_trajectory_can_have_a_session_of_its_own() -> None:
+def test_each_trajectory_can_have_its_own_session() -> None:
     config = MCPConfig(**STDIO, session="trajectory", tools=["bump", "environment"], prefix="my_")
 
     async def go() -> list[Rollout]:
@@ -78,25 +78,25 @@ def test_each_trajectory_can_have_a_session_of_its_own() -> None:
         return list(done)
 
     both = [results(rollout) for rollout in asyncio.run(go())]
-    assert [said[:2] for said in both] == [["1", "2"], ["1", "2"]]
-    pids = {int(said[2].split()[-1]) for said in both}
+    assert [texts[:2] for texts in both] == [["1", "2"], ["1", "2"]]
+    pids = {int(texts[2].split()[-1]) for texts in both}
     assert len(pids) == 2
     assert not any(map(is_alive, pids)), "released"
 
 
 @contextmanager
 def served(keys: list[str]) -> Iterator[tuple[str, uvicorn.Server]]:
-    """The server over HTTP on a free port; `keys` gets the header of each request."""
-    served = app()
+    """Serve over HTTP on a free port; adds the X-Key header of each request to `keys`."""
+    mcp_app = app()
 
-    async def asked(scope: Any, receive: Any, send: Any) -> None:
+    async def record_key(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             keys.append(dict(scope["headers"]).get(b"x-key", b"").decode())
-        await served(scope, receive, send)
+        await mcp_app(scope, receive, send)
 
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(asked, log_level="error", timeout_graceful_shutdown=0))
+        server = uvicorn.Server(uvicorn.Config(record_key, log_level="error", timeout_graceful_shutdown=0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -106,7 +106,7 @@ def served(keys: list[str]) -> Iterator[tuple[str, uvicorn.Server]]:
             thread.join()
 
 
-def test_a_server_over_http_and_one_that_goes_away() -> None:
+def test_a_server_over_http_and_one_that_stops() -> None:
     keys: list[str] = []
 
     async def go(url: str, server: uvicorn.Server) -> tuple[Rollout, Rollout, Rollout]:
@@ -152,13 +152,13 @@ def _answers(url: str) -> bool:
         ),
     ],
 )
-def test_a_server_that_is_none_is_told_at_once(settings: dict[str, Any], problem: str) -> None:
+def test_a_server_that_does_not_start_is_an_error_at_once(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         asyncio.run(mcp_tools(MCPConfig(**settings)))
 
 
 def test_servers_in_yaml(tmp_path: Path) -> None:
-    """Listed when the file is read, even where an event loop is running; what is secret is not remembered."""
+    """Tools are listed when the file is read, even inside a running event loop; secrets are not recorded."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}\n', encoding="utf-8")
     file = tmp_path / "run.yaml"
 

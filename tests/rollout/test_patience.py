@@ -1,4 +1,4 @@
-"""An engine that is down: the run waits and goes on as if nothing had happened, or stops with everything kept."""
+"""An engine that is down: the run waits and continues without a difference, or stops without losing anything."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ TASKS = [Task([{"role": "user", "content": f"Question {number}?"}], name=f"q{num
 
 
 class Clock:
-    """Time that passes only while somebody sleeps, and what happens then."""
+    """Time that passes only during sleeps, with a callback for each."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -39,12 +39,12 @@ class Clock:
 
 
 class Engine(ScriptedEngine):
-    """A call first, then an answer that depends on the seed. Down after some requests, or for some prompts."""
+    """Samples a call, then an answer that depends on the seed. `refuses` decides which requests fail."""
 
     def __init__(self) -> None:
         super().__init__(self._say, vocab_size=RENDERER.tokenizer.vocabulary.size)
         self.refuses: Callable[[Any, str | None], Exception | None] = lambda *_: None
-        self.asked = 0
+        self.attempts = 0
 
     def _say(self, prompt: Any, sampling: SamplingParams) -> Any:
         if "42" not in RENDERER.tokenizer.decode(prompt):
@@ -53,7 +53,7 @@ class Engine(ScriptedEngine):
         return [*np.random.default_rng(sampling.seed).integers(300, 4000, 20).tolist(), stop]
 
     async def generate(self, prompt_ids: Any, sampling: Any, **options: Any) -> Completion:
-        self.asked += 1
+        self.attempts += 1
         problem = self.refuses(prompt_ids, options.get("session"))
         if problem is not None:
             raise problem
@@ -75,23 +75,23 @@ def streams(rollouts: list[Rollout]) -> dict[str, list[int]]:
     return {one.task.name: one.trajectory.stream().tolist() for one in rollouts}
 
 
-def test_a_run_waits_for_an_engine_that_is_down_and_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_run_waits_for_an_engine_that_is_down_and_loses_nothing() -> None:
     whole = streams(run(Engine(), Patience()))
-    clock, engine, said = Clock(), Engine(), list[str | None]()
+    clock, engine, notices = Clock(), Engine(), list[str | None]()
     down = EngineUnavailable("connection refused")
-    engine.refuses = lambda *_: down if engine.asked > 4 and clock.now < 20 else None
-    rollouts = run(engine, Patience(60, notice=said.append, clock=clock, sleep=clock.sleep))
+    engine.refuses = lambda *_: down if engine.attempts > 4 and clock.now < 20 else None
+    rollouts = run(engine, Patience(60, notice=notices.append, clock=clock, sleep=clock.sleep))
     assert {one.end for one in rollouts} == {End.ANSWER}
     assert streams(rollouts) == whole, "nothing that was sampled is lost, and nothing is sampled differently"
     assert clock.pauses == [1, 2, 4, 8, 16], "one asks, less and less often, and the others wait for it"
-    assert "all rollouts wait: asking again in 1 s, the run stops in 60 s; connection refused" in str(said[0])
-    assert said[-1] is None
+    assert "all rollouts wait: asking again in 1 s, the run stops in 60 s; connection refused" in str(notices[0])
+    assert notices[-1] is None
 
 
-def test_a_run_whose_patience_runs_out_stops_and_goes_on_later(tmp_path: Path) -> None:
+def test_a_run_whose_patience_runs_out_stops_and_can_be_resumed(tmp_path: Path) -> None:
     whole = streams(run(Engine(), Patience()))
     clock, engine = Clock(), Engine()
-    engine.refuses = lambda *_: EngineUnavailable("503") if engine.asked > 9 else None
+    engine.refuses = lambda *_: EngineUnavailable("503") if engine.attempts > 9 else None
     store = RolloutStore(tmp_path)
     with pytest.raises(EngineDown, match="did not answer for 100 s: 503"):
         run(engine, Patience(100, clock=clock, sleep=clock.sleep), store)
@@ -122,16 +122,16 @@ def test_a_rollout_that_the_engine_refuses_fails_alone(problem: Exception) -> No
     assert clock.pauses == [], "an engine that answers others is not waited for"
 
 
-def test_waiting_for_the_engine_is_not_the_rollouts_time() -> None:
+def test_waiting_for_the_engine_does_not_count_as_the_rollouts_time() -> None:
     clock, engine = Clock(), Engine()
-    engine.refuses = lambda *_: EngineUnavailable("down") if engine.asked > 1 and clock.now < 99 else None
+    engine.refuses = lambda *_: EngineUnavailable("down") if engine.attempts > 1 and clock.now < 99 else None
     patience = Patience(600, clock=clock, sleep=clock.sleep)
     rollout = run_at(clock, agent(engine, budget=Budget(seconds=10)).run(TASKS[0], patience=patience))
     assert clock.now > 99
     assert (rollout.end, rollout.turns) == (End.ANSWER, 2)
 
 
-def test_a_request_that_brings_the_engine_down_each_time_is_not_sent_forever() -> None:
+def test_a_request_that_crashes_the_engine_is_not_retried_forever() -> None:
     clock, engine, down = Clock(), Engine(), [False]
 
     def refuses(_: Any, session: str | None) -> Exception | None:

@@ -1,4 +1,4 @@
-"""Going on: a rollout that was cut off anywhere and gone on with is the rollout that was not."""
+"""Resuming: a rollout that is interrupted anywhere and resumed equals an uninterrupted one."""
 
 import asyncio
 import random
@@ -40,23 +40,23 @@ def calculator(expression: str) -> ToolResult:
 
 
 class Twice(BaseInteraction):
-    """Asks a second question, and is content with the answer to it."""
+    """Asks a second question, and is done after its answer."""
 
     async def generate_response(self, instance_id: str, messages: Sequence[Any], **kwargs: Any) -> Reply:
-        asked = sum(message["role"] == "user" for message in messages)
-        return Reply("And what is 3 + 4?", reward=0.5) if asked == 1 else Reply(done=True, reward=1.0)
+        questions = sum(message["role"] == "user" for message in messages)
+        return Reply("And what is 3 + 4?", reward=0.5) if questions == 1 else Reply(done=True, reward=1.0)
 
 
 class Aborting(EmbeddedEngine):
-    """Requests are told to end after so many tokens, one after another; after each the weights have a new version."""
+    """Aborts each request after the next of `places` tokens; each abort is followed by a new weight version."""
 
     def __init__(self, places: Sequence[int]) -> None:
         super().__init__()
         self.places = iter(places)
-        self.asked: list[GenerateRequest] = []
+        self.received: list[GenerateRequest] = []
 
     async def _generate(self, request: GenerateRequest) -> Completion:
-        self.asked.append(request)
+        self.received.append(request)
         place = next(self.places, 10**6)
         pieces: list[Delta] = []
         if not place:
@@ -84,7 +84,7 @@ def agent(engine: Any, **options: Any) -> Agent:
 
 
 def on(engine: Any, work: Callable[[Any], Awaitable[T]]) -> T:
-    """What comes of an engine, which is closed afterwards."""
+    """Run work on an engine, then close the engine."""
 
     async def run() -> T:
         try:
@@ -97,7 +97,7 @@ def on(engine: Any, work: Callable[[Any], Awaitable[T]]) -> T:
 
 @pytest.fixture(scope="module")
 def whole() -> Rollout:
-    """A rollout with calls and two questions that nothing interrupted."""
+    """An uninterrupted rollout with tool calls and two questions."""
     rollout = on(EmbeddedEngine(), lambda engine: agent(engine).run(TASK))
     assert (rollout.end, rollout.tool_calls > 0) == (End.USER, True)
     assert sum(message["role"] == "user" for message in rollout.messages) == 2
@@ -114,7 +114,7 @@ def rewards(trajectory: Trajectory) -> list[Any]:
 
 
 def check_same(rollout: Rollout, whole: Rollout) -> None:
-    """The same tokens, messages, turns and rewards; what trains is what was sampled."""
+    """Checks for equal tokens, messages, turns and rewards, and that exactly the sampled tokens are trained."""
     one, other = rollout.trajectory, whole.trajectory
     assert one.stream().tolist() == other.stream().tolist()
     assert one.table().kinds.tolist() == other.table().kinds.tolist()
@@ -130,7 +130,7 @@ def check_same(rollout: Rollout, whole: Rollout) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4 if FULL else 2))
-def test_a_turn_that_is_aborted_goes_on_where_it_was(whole: Rollout, seed: int) -> None:
+def test_an_aborted_turn_continues_where_it_stopped(whole: Rollout, seed: int) -> None:
     chance = random.Random(seed)
     engine = Aborting([chance.choice([0, 1, 2, 5, 17]) for _ in range(12)])
     rollout = on(engine, lambda engine: agent(engine, resume_aborted=True).run(TASK))
@@ -138,7 +138,7 @@ def test_a_turn_that_is_aborted_goes_on_where_it_was(whole: Rollout, seed: int) 
     pieces = rollout.trajectory.turns()
     assert any(turn.continues for turn in pieces)
     stream = rollout.trajectory.stream()
-    for request in engine.asked:
+    for request in engine.received:
         assert np.array_equal(request.prompt_ids, stream[: len(request.prompt_ids)])
     versions = [turn.version for turn in pieces]
     assert versions == sorted(versions), "the weights that sampled each part"
@@ -146,7 +146,7 @@ def test_a_turn_that_is_aborted_goes_on_where_it_was(whole: Rollout, seed: int) 
     assert all(before.finish_reason == "abort" for before, turn in pairwise(pieces) if turn.continues)
 
 
-def test_an_aborted_rollout_is_gone_on_with_later(whole: Rollout) -> None:
+def test_an_aborted_rollout_can_be_resumed_later(whole: Rollout) -> None:
     async def run(engine: Aborting) -> Rollout:
         rollout = await agent(engine).run(TASK)
         assert (rollout.end, rollout.reward) == (End.ABORT, None)
@@ -162,7 +162,7 @@ def test_an_aborted_rollout_is_gone_on_with_later(whole: Rollout) -> None:
 
 
 def repeating(stream: Trajectory) -> ScriptedEngine:
-    """An engine that goes on with every prefix of a recorded stream as that did."""
+    """An engine that continues every prefix of a recorded stream as recorded."""
     ids, turns = stream.stream().tolist(), stream.turns()
 
     def script(prompt: Any, _: SamplingParams) -> Any:
@@ -173,7 +173,7 @@ def repeating(stream: Trajectory) -> ScriptedEngine:
 
 
 def cut(whole: Rollout, writes: int, tokens: int | None = None) -> Rollout:
-    """A rollout after some writes; of the last of them, a completion, so many tokens, as if it was aborted."""
+    """The rollout after some writes; with `tokens`, the last one is a completion aborted after that many tokens."""
     trajectory = whole.trajectory
     out = Trajectory(name=trajectory.name, vocab_size=trajectory.vocab_size, metadata=trajectory.metadata)
     count, turns = 0, 0
@@ -194,7 +194,7 @@ def cut(whole: Rollout, writes: int, tokens: int | None = None) -> Rollout:
     return Rollout(TASK, out, whole.tools, list(whole.messages[:count]), per_turn=per_turn)
 
 
-def test_a_rollout_goes_on_from_wherever_its_record_ends(whole: Rollout) -> None:
+def test_a_rollout_can_be_resumed_from_any_point_of_its_record(whole: Rollout) -> None:
     trajectory = whole.trajectory
     starts: list[tuple[int, int | None]] = [(count, None) for count in range(1, trajectory.num_writes + 1)]
     starts += [(turn.write + 1, tokens) for turn in trajectory.turns() for tokens in (0, 1, 4)]
@@ -206,7 +206,7 @@ def test_a_rollout_goes_on_from_wherever_its_record_ends(whole: Rollout) -> None
         assert rollout.notes == []
 
 
-def test_the_rest_of_a_turn_has_the_rest_of_its_budget(whole: Rollout) -> None:
+def test_a_resumed_turn_has_the_remaining_budget(whole: Rollout) -> None:
     first = whole.trajectory.turns()[0]
     engine = repeating(whole.trajectory)
     budget = Budget(turn_tokens=len(first) - 1)
@@ -215,7 +215,7 @@ def test_the_rest_of_a_turn_has_the_rest_of_its_budget(whole: Rollout) -> None:
     assert (rollout.end, rollout.turns) == (End.LENGTH, 1)
 
 
-def test_what_cannot_be_continued_is_refused(whole: Rollout) -> None:
+def test_rollouts_of_another_task_cannot_be_resumed(whole: Rollout) -> None:
     other = Task([{"role": "user", "content": "What is 1 + 1?"}], name="one")
     for task, resumed in ((other, cut(whole, 2)), (replace(TASK, name="two"), cut(whole, 2))):
         with pytest.raises(ContinuationError):
@@ -223,12 +223,12 @@ def test_what_cannot_be_continued_is_refused(whole: Rollout) -> None:
 
 
 @pytest.mark.parametrize("place", [4, 5, 6])
-def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, place: int) -> None:
+def test_a_stop_text_across_the_cut_ends_the_turn(whole: Rollout, place: int) -> None:
     start = whole.trajectory.turns()[0].start
-    said = whole.trajectory.stream()[start:]
-    text = RENDERER.tokenizer.decode(said[3:7])
-    told = GREEDY.described() | {"stop": (text,), "stop_token_ids": (), "top_logprobs": 2}
-    options: Any = {"sampling": SamplingParams(**told), "budget": Budget(turns=1), "resume_aborted": True}
+    sampled = whole.trajectory.stream()[start:]
+    text = RENDERER.tokenizer.decode(sampled[3:7])
+    settings = GREEDY.described() | {"stop": (text,), "stop_token_ids": (), "top_logprobs": 2}
+    options: Any = {"sampling": SamplingParams(**settings), "budget": Budget(turns=1), "resume_aborted": True}
 
     def run(places: Sequence[int], resumed: Rollout | None = None) -> Rollout:
         return on(Aborting(places), lambda engine: agent(engine, **options).run(TASK, resumed=resumed))
@@ -237,9 +237,9 @@ def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, pla
     assert len(uncut.trajectory.turns()[0]) == 7
     for rollout in (resumed, later):
         assert rollout.trajectory.stream().tolist() == uncut.trajectory.stream().tolist()
-        first, rest = rollout.trajectory.turns()
-        assert (first.finish_reason, rest.finish_reason, rest.continues) == ("abort", "stop", True)
-        assert rest.versions[-1].stop == len(rest) == 7 - place
+        first, continuation = rollout.trajectory.turns()
+        assert (first.finish_reason, continuation.finish_reason, continuation.continues) == ("abort", "stop", True)
+        assert continuation.versions[-1].stop == len(continuation) == 7 - place
         assert all(isinstance(turn.engine_seconds, float) for turn in rollout.per_turn)
         check_trajectory(rollout.trajectory)
 
@@ -247,7 +247,7 @@ def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, pla
 @pytest.mark.parametrize(
     "setting", [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"structure": {"type": "json_object"}}]
 )
-def test_what_is_counted_from_the_first_token_of_a_request_lets_no_turn_go_on(whole: Rollout, setting: Any) -> None:
+def test_settings_that_depend_on_the_start_of_a_request_prevent_resuming(whole: Rollout, setting: Any) -> None:
     engine, sampling = repeating(whole.trajectory), replace(GREEDY, **setting)
     with pytest.raises(ContinuationError, match=next(iter(setting))):
         agent(engine, sampling=sampling, resume_aborted=True)
@@ -258,7 +258,7 @@ def test_what_is_counted_from_the_first_token_of_a_request_lets_no_turn_go_on(wh
 
 
 def run_stored(folder: Path, places: Sequence[int], tasks: list[Task], **options: Any) -> tuple[Any, Any, Aborting]:
-    """The summary of a run, what is finished then, and the engine."""
+    """The summary of a run, its finished rollouts, and the engine."""
     engine, store = Aborting(places), RolloutStore(folder)
     running = run_rollouts(agent(engine), tasks, store=store, concurrency=1, **options)
     summary = on(engine, lambda _: running)
@@ -267,7 +267,7 @@ def run_stored(folder: Path, places: Sequence[int], tasks: list[Task], **options
     return summary, finished, engine
 
 
-def test_aborted_rollouts_of_a_store_go_on_in_the_next_run(tmp_path: Path, whole: Rollout) -> None:
+def test_aborted_rollouts_of_a_store_continue_in_the_next_run(tmp_path: Path, whole: Rollout) -> None:
     tasks = [Task(TASK.messages, name=name) for name in ("a", "b", "c")]
     summary, before, _ = run_stored(tmp_path, [4, 10**6, 2, 10**6, 10**6, 10**6, 10**6, 3], tasks)
     assert summary.ends["abort"] == 2
@@ -275,14 +275,14 @@ def test_aborted_rollouts_of_a_store_go_on_in_the_next_run(tmp_path: Path, whole
     assert summary.ends == {"user": 3}
     assert summary.resumed == 1
     assert all(stream == whole.trajectory.stream().tolist() for _, stream in after.values())
-    prompts = {request.request_id: len(request.prompt_ids) for request in second.asked}
+    prompts = {request.request_id: len(request.prompt_ids) for request in second.received}
     aborted = {name: len(stream) for name, (_, stream) in before.items() if len(stream) < len(whole.trajectory)}
     assert len(aborted) == 2
     for name, length in aborted.items():
         assert min(count for id, count in prompts.items() if id and id.startswith(name)) == length
 
 
-def test_what_cannot_be_continued_is_run_anew_with_a_note(tmp_path: Path) -> None:
+def test_rollouts_that_cannot_be_resumed_start_over_with_a_note(tmp_path: Path) -> None:
     summary, _, _ = run_stored(tmp_path, [4], [TASK])
     assert summary.ends == {"abort": 1}
     other = Task([{"role": "user", "content": "What is 2 + 2?"}], name="one")

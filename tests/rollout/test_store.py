@@ -1,4 +1,4 @@
-"""What is on the disk: finished rollouts whole, unfinished ones known, whenever and however the process ended."""
+"""The store on disk: finished rollouts are whole and unfinished ones are listed, however the process ends."""
 
 import asyncio
 import itertools
@@ -46,7 +46,7 @@ def stored(folder: Path, *rollouts: Rollout) -> RolloutStore:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
-def test_everything_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_are_private_to_their_owner_under_any_umask(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     before = os.umask(0)
     try:
@@ -63,7 +63,7 @@ def test_everything_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("folder", [None, 3, "a\0b", b"x"])
-def test_what_is_no_folder_is_refused(folder: Any) -> None:
+def test_values_that_are_no_folder_are_refused(folder: Any) -> None:
     with pytest.raises(InputError, match="needs the path of a folder"):
         RolloutStore(folder)
 
@@ -95,21 +95,21 @@ def test_a_rollout_is_a_session_of_the_store(tmp_path: Path) -> None:
     assert [(label.name, label.value) for label in labels] == [("reward", 0.5)]
 
 
-def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
+def test_advantages_of_a_group_sum_to_zero(tmp_path: Path) -> None:
     rewards = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 1.0], "c": [3.0], "d": [0.5, None, 2.5]}
     store = stored(
-        tmp_path, *(a_rollout(f"{g}{at}", one, group=g) for g, all_ in rewards.items() for at, one in enumerate(all_))
+        tmp_path, *(a_rollout(f"{g}{at}", one, group=g) for g, many in rewards.items() for at, one in enumerate(many))
     )
-    found = group_advantages(store.finished).values
-    assert "d1" not in found, "no reward, no advantage"
+    values = group_advantages(store.finished).values
+    assert "d1" not in values, "no reward, no advantage"
     for group in rewards:
-        assert sum(value for name, value in found.items() if name[0] == group) == pytest.approx(0, abs=1e-9)
-    assert found["a0"] == pytest.approx(0.5 / np.std([1, 0, 0, 1], ddof=1), rel=1e-5)
-    assert found["b0"] == found["c0"] == 0
+        assert sum(value for name, value in values.items() if name[0] == group) == pytest.approx(0, abs=1e-9)
+    assert values["a0"] == pytest.approx(0.5 / np.std([1, 0, 0, 1], ddof=1), rel=1e-5)
+    assert values["b0"] == values["c0"] == 0
     by_name = {sample.name: sample for sample in store.samples(advantages="group")}
     advantages = by_name["a0"].advantages
     assert advantages is not None
-    assert advantages.tolist() == pytest.approx([0, 0, 0, found["a0"], found["a0"]])
+    assert advantages.tolist() == pytest.approx([0, 0, 0, values["a0"], values["a0"]])
     assert by_name["d1"].advantages is None
     with pytest.raises(InputError, match="advantages are 'group' or None, not 'grop'"):
         list(store.samples(advantages="grop"))
@@ -122,7 +122,7 @@ TASKS = [Task([{"role": "user", "content": f"Question {number}?"}], name=f"q{num
 
 
 def run_all(folder: Path, kill_after: int | None = None) -> RolloutStore:
-    """Twelve rollouts whose answers depend on their seeds; after so many, says so and waits to be killed."""
+    """Run twelve rollouts whose answers depend on their seeds; after `kill_after`, print and wait to be killed."""
     (stop, *_) = RENDERER.get_stop_token_ids()
     requests, ended = itertools.count(), itertools.count(1)
 
@@ -131,7 +131,7 @@ def run_all(folder: Path, kill_after: int | None = None) -> RolloutStore:
 
     async def latency(_: int) -> None:
         if kill_after is not None and next(requests) > kill_after:
-            await asyncio.Event().wait()  # under way for good
+            await asyncio.Event().wait()  # never finishes
         await asyncio.sleep(0)
 
     def done(_: Rollout) -> None:
@@ -144,7 +144,7 @@ def run_all(folder: Path, kill_after: int | None = None) -> RolloutStore:
     return store
 
 
-def test_a_killed_process_leaves_finished_rollouts_whole_and_the_rest_is_run_again(tmp_path: Path) -> None:
+def test_a_killed_process_keeps_finished_rollouts_and_the_others_are_run_again(tmp_path: Path) -> None:
     program = f"from tests.rollout.test_store import *; run_all(Path({str(tmp_path / 'killed')!r}), 3)"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

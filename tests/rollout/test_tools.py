@@ -1,4 +1,4 @@
-"""Tools and simulated users, ours and those of other libraries: what foreign code does wrong concerns one rollout."""
+"""Tools and simulated users, ours and those of other libraries: a fault in foreign code affects one rollout only."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tokentrace.rollout.tools import FunctionTool, ToolResult, as_result
 from tokentrace.values.functions import function_schema
 
 
-def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
+def test_results_are_in_the_order_of_the_calls() -> None:
     gate, order = asyncio.Event(), list[str]()
 
     async def slow() -> str:
@@ -91,7 +91,7 @@ async def exits() -> Any:
         (exits, call("exits"), "error: RuntimeError: SystemExit: 3", 1),
     ],
 )
-def test_whatever_a_call_gives_becomes_a_result(tool: Callable[..., Any], text: str, result: str, errors: int) -> None:
+def test_all_outcomes_of_calls_become_results(tool: Callable[..., Any], text: str, result: str, errors: int) -> None:
     rollout = run(text, ANSWER, tools=[tool], budget=Budget(tool_timeout=0.1 if tool is hang else 60.0))
     assert results(rollout)[0].startswith(result)
     assert (rollout.end, rollout.tool_errors) == (End.ANSWER, errors)
@@ -103,9 +103,9 @@ def test_a_tool_without_settings_refuses_them() -> None:
 
 
 def circular() -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    made["self"] = made
-    return made
+    value: dict[str, Any] = {}
+    value["self"] = value
+    return value
 
 
 class Unsayable:
@@ -114,7 +114,7 @@ class Unsayable:
 
 
 @pytest.mark.parametrize(
-    ("odd", "kept"),
+    ("odd", "expected"),
     [
         ({("a", "b"): 1}, {"('a', 'b')": 1}),
         (circular(), {"self": "an object with self"}),
@@ -124,10 +124,10 @@ class Unsayable:
         (5, {"value": 5}),
     ],
 )
-def test_metrics_that_json_cannot_hold_become_text(odd: Any, kept: Any) -> None:
+def test_metrics_that_json_cannot_hold_become_text(odd: Any, expected: Any) -> None:
     turn = TurnMetrics()
     turn.add("tool", "look", None, odd)
-    assert turn.metrics == [{"tool": "look", **kept}]
+    assert turn.metrics == [{"tool": "look", **expected}]
 
 
 def test_a_simulated_user_cannot_change_the_record() -> None:
@@ -144,12 +144,12 @@ def test_a_simulated_user_cannot_change_the_record() -> None:
 
 
 @pytest.mark.parametrize("rewards", [(1e39,), (-1e39,), (3e38, 3e38)])
-def test_a_reward_that_no_row_can_hold_fails_its_rollout_and_the_rows_are_written(rewards: Any, tmp_path: Path) -> None:
+def test_a_reward_outside_float32_fails_its_rollout_but_rows_are_written(rewards: Any, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    results = iter([ToolResult("42", one) for one in rewards])
-    made = agent(CALL * len(rewards), ANSWER, tools=[FunctionTool(lambda: next(results), name="look")])
+    tool_results = iter([ToolResult("42", one) for one in rewards])
+    rollout_agent = agent(CALL * len(rewards), ANSWER, tools=[FunctionTool(lambda: next(tool_results), name="look")])
     with closing(RolloutStore(tmp_path)) as store:
-        summary = asyncio.run(run_rollouts(made, [TASK], store=store))
+        summary = asyncio.run(run_rollouts(rollout_agent, [TASK], store=store))
         assert summary.ends == {"failed": 1}
         assert "float32" in store.finished[0]["notes"][-1]
         assert store.write_rows(advantages="group").is_file()
@@ -166,7 +166,7 @@ LOOK = call("look", a=1)
 
 @dataclass
 class Response:
-    """As verl's ToolResponse."""
+    """Like verl's ToolResponse."""
 
     text: str | None = None
     image: list[Any] | None = None
@@ -174,14 +174,14 @@ class Response:
 
 
 class Schema(BaseModel):
-    """As verl's schema: a model that keeps less than it is given."""
+    """Like verl's schema: a model that drops unknown fields."""
 
     type: str
     function: dict[str, Any]
 
 
 class Foreign:
-    """A tool in verl's shape, with a diary."""
+    """A tool with verl's interface that records its calls."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Schema) -> None:
         self.config = config
@@ -208,7 +208,7 @@ class Foreign:
         self.diary.append(("release", instance_id, kwargs))
 
 
-def test_every_step_gets_its_own_arguments_and_the_id_that_create_gave() -> None:
+def test_every_step_gets_its_own_arguments_and_the_id_from_create() -> None:
     tool = Foreign({}, Schema(**SCHEMA))
     settings = {
         "create_kwargs": {"ground_truth": "42"},
@@ -233,7 +233,7 @@ def test_every_step_gets_its_own_arguments_and_the_id_that_create_gave() -> None
     assert rollout.schemas == [SCHEMA]
 
 
-def test_what_tools_return_in_verls_shapes() -> None:
+def test_results_in_verls_shapes() -> None:
     assert as_result(Response("x"), "look") == ToolResult("x")
     assert as_result((Response("x"), 0.5), "look") == ToolResult("x", 0.5)
     assert as_result((Response(None), None, None), "look") == ToolResult("")
@@ -278,7 +278,7 @@ class HushInteraction(TalkInteraction):
 """
 
 
-def written(folder: Path, name: str, value: Any) -> Path:
+def write(folder: Path, name: str, value: Any) -> Path:
     (folder / "theirs.py").write_text(TOOLS, encoding="utf-8")
     (folder / name).write_text(json.dumps(value), encoding="utf-8")
     return folder / name
@@ -289,16 +289,16 @@ def tool(**config: Any) -> dict[str, Any]:
     return {"class_name": "./theirs.py:Tool", "config": {"type": "native", **config}, "tool_schema": schema}
 
 
-def test_classes_of_others_load_with_the_schema_that_they_want(
+def test_foreign_classes_load_with_the_schema_type_they_expect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (made,) = load_tools(written(tmp_path, "tools.yaml", {"tools": [tool(word="hello")]}))
+    (loaded,) = load_tools(write(tmp_path, "tools.yaml", {"tools": [tool(word="hello")]}))
     assert capsys.readouterr().out == "", "what a constructor prints does not end up among results"
-    assert made.tool_schema["strict"] is True, "the model is shown what the file says, not what the class kept"
-    rollout = run(LOOK, "42", tools=[made])
+    assert loaded.tool_schema["strict"] is True, "the model is shown what the file says, not what the class kept"
+    rollout = run(LOOK, "42", tools=[loaded])
     assert rollout.messages[2]["content"] == "hello"
     with pytest.raises(ConfigError, match="is an OmegaConf placeholder"):
-        load_tools(written(tmp_path, "tools.yaml", {"tools": [tool(word=["${oc.env:WORD}"])]}))
+        load_tools(write(tmp_path, "tools.yaml", {"tools": [tool(word=["${oc.env:WORD}"])]}))
 
 
 def users(*sections: dict[str, Any]) -> dict[str, Any]:
@@ -307,36 +307,36 @@ def users(*sections: dict[str, Any]) -> dict[str, Any]:
 
 def test_several_simulated_users_are_chosen_by_name(tmp_path: Path) -> None:
     two = users({"name": "loud"}, {"class_name": "./theirs.py:HushInteraction"})
-    found = load_interactions(written(tmp_path, "users.yaml", two))
-    assert {name: user.name for name, user in found.items()} == {"loud": "loud", "hush": "hush"}
+    interactions = load_interactions(write(tmp_path, "users.yaml", two))
+    assert {name: user.name for name, user in interactions.items()} == {"loud": "loud", "hush": "hush"}
     task = Task(QUESTION, name="one", interaction_settings={"name": "loud", "mood": 1})
-    rollout = run("42", interaction=found, task=task)
+    rollout = run("42", interaction=interactions, task=task)
     assert (rollout.end, rollout.reward) == (End.USER, 0.5)
     assert rollout.per_turn[0].metrics == [{"interaction": "loud", "kwargs": ["mood", "name"]}]
-    rollout = run("42", interaction=found, task=Task(QUESTION, interaction_settings={"name": "lod"}))
+    rollout = run("42", interaction=interactions, task=Task(QUESTION, interaction_settings={"name": "lod"}))
     assert rollout.end is End.FAILED
     assert rollout.notes == ["there is no simulated user 'lod': interaction_kwargs.name is loud or hush"]
-    assert "no simulated user None" in run("42", interaction=found).notes[0]
+    assert "no simulated user None" in run("42", interaction=interactions).notes[0]
     with pytest.raises(ConfigError, match="two simulated users are called 'loud'"):
-        load_interactions(written(tmp_path, "users.yaml", users({"name": "loud"}, {"name": "loud"})))
+        load_interactions(write(tmp_path, "users.yaml", users({"name": "loud"}, {"name": "loud"})))
 
 
-def test_a_run_refuses_a_row_that_names_nobody_before_it_begins(tmp_path: Path) -> None:
-    written(tmp_path, "users.yaml", users({"name": "loud"}))
+def test_a_row_that_names_an_unknown_user_is_refused_before_the_run_starts(tmp_path: Path) -> None:
+    write(tmp_path, "users.yaml", users({"name": "loud"}))
     config = {"engine": {"kind": "embedded"}, "data": {"file": "rows.jsonl"}, "output": "out"}
-    file = written(tmp_path, "run.yaml", {**config, "interaction_config_path": "users.yaml"})
+    file = write(tmp_path, "run.yaml", {**config, "interaction_config_path": "users.yaml"})
     for name in ("x", ["x"]):
-        written(tmp_path, "rows.jsonl", {"prompt": "?", "interaction_kwargs": {"name": name}})
+        write(tmp_path, "rows.jsonl", {"prompt": "?", "interaction_kwargs": {"name": name}})
         with pytest.raises(ConfigError, match=re.escape(f"there is no simulated user {name!r}")):
             read_run(file)
-    written(tmp_path, "rows.jsonl", {"prompt": "?"})
+    write(tmp_path, "rows.jsonl", {"prompt": "?"})
     assert list(read_run(file).agent(EmbeddedEngine()).interactions) == ["loud"]
     both = {**config, "interaction_config_path": "users.yaml", "interaction_file": "users.yaml"}
     with pytest.raises(ConfigError, match="interaction_config_path: interaction_file is the same"):
-        read_run(written(tmp_path, "run.yaml", both))
+        read_run(write(tmp_path, "run.yaml", both))
 
 
-def test_the_model_is_answered_so_often_and_then_has_one_more_turn() -> None:
+def test_user_turns_limit_the_replies_and_allow_one_more_model_turn() -> None:
     class Asks(BaseInteraction):
         async def generate_response(self, *_: Any, **__: Any) -> Reply:
             return Reply("And?")
@@ -355,7 +355,7 @@ def test_the_model_is_answered_so_often_and_then_has_one_more_turn() -> None:
     assert run("42", tools=[look], budget=Budget(user_turns=1)).end is End.ANSWER
 
 
-def test_calls_beyond_the_limit_are_told_that_they_were_not_run() -> None:
+def test_calls_beyond_the_limit_get_an_error_as_their_result() -> None:
     tool = FunctionTool(look_at, name="look")
     rollout = run(f"{LOOK}\n{LOOK}\n{LOOK}", "42", tools=[tool], budget=Budget(parallel_calls=2))
     first, second, third = results(rollout)

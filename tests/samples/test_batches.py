@@ -1,4 +1,4 @@
-"""Batches: each row as it is, padding that no model learns from, ages never guessed."""
+"""Batches: rows are unchanged, padding carries no loss, and staleness is never guessed."""
 
 import math
 from typing import Any
@@ -56,19 +56,19 @@ def test_each_row_is_its_sample_and_padding(
     assert ((batch["labels"] != -100) == (batch["loss_mask"] == 1)).all()
     assert ("logprobs" in batch) == ("advantages" in batch) == (rewards is not None)
     for number, sample in enumerate(samples):
-        there = np.zeros(width, np.bool_)
-        there[slice(0, len(sample)) if side == "right" else slice(width - len(sample), width)] = True
-        assert batch["attention_mask"][number].tolist() == there.astype(int).tolist()
-        own = {name: array[number][there] for name, array in batch.items()}
-        assert own["input_ids"].tolist() == sample.token_ids
-        assert own["position_ids"].tolist() == [*range(len(sample))]
-        assert own["labels"].tolist() == [-100, *sample.labels[1:].tolist()], "nothing precedes the first token"
-        padding = {name: array[number][~there] for name, array in batch.items()}
+        inside = np.zeros(width, np.bool_)
+        inside[slice(0, len(sample)) if side == "right" else slice(width - len(sample), width)] = True
+        assert batch["attention_mask"][number].tolist() == inside.astype(int).tolist()
+        values = {name: array[number][inside] for name, array in batch.items()}
+        assert values["input_ids"].tolist() == sample.token_ids
+        assert values["position_ids"].tolist() == [*range(len(sample))]
+        assert values["labels"].tolist() == [-100, *sample.labels[1:].tolist()], "nothing precedes the first token"
+        padding = {name: array[number][~inside] for name, array in batch.items()}
         assert (padding["input_ids"] == pad_id).all()
         assert (padding["labels"] == -100).all()
         if sample.logprobs is not None and sample.advantages is not None:
-            assert own["logprobs"].tobytes() == sample.logprobs.tobytes()
-            assert own["advantages"].tolist() == [0, *sample.advantages[1:].tolist()]
+            assert values["logprobs"].tobytes() == sample.logprobs.tobytes()
+            assert values["advantages"].tolist() == [0, *sample.advantages[1:].tolist()]
             assert np.isnan(padding["logprobs"]).all()
             assert (padding["advantages"] == 0).all()
         assert rewards is None or rewards[number] == sample.reward
@@ -81,7 +81,7 @@ def test_a_causal_model_learns_from_a_padded_batch_what_it_learns_from_single_ro
     table = torch.randn(10, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def loss(batch: dict[str, Any]) -> Any:
-        """Of a model that looks at the token before, as trainers shift it."""
+        """Loss of a bigram model, shifted by one token as trainers do."""
         logits = table[batch["input_ids"]][:, :-1]
         return torch.nn.functional.cross_entropy(
             logits.reshape(-1, 10), batch["labels"][:, 1:].reshape(-1), ignore_index=-100, reduction="sum"
@@ -101,7 +101,7 @@ def test_a_missing_logprob_is_an_error_and_never_zero() -> None:
 
 
 @pytest.mark.parametrize("name", ["logprobs", "advantages", "reward"])
-def test_what_only_some_samples_have_is_refused(name: str) -> None:
+def test_fields_that_only_some_samples_have_are_refused(name: str) -> None:
     full, bare = sample_of([1, 2], [0, 1]), sample_of([1, 2], [0, 1]).replace(**{name: None})
     with pytest.raises(SampleError, match=f"sample 1 has {name} but sample 0 has none"):
         collate([bare, full], pad_id=0)
@@ -122,13 +122,13 @@ def test_what_only_some_samples_have_is_refused(name: str) -> None:
         ({"tensors": "jax"}, "tensors must be 'numpy' or 'torch'"),
     ],
 )
-def test_settings_that_make_no_batch_are_refused(settings: dict[str, Any], problem: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], problem: str) -> None:
     samples = [sample_of([1, 2], [0, 1]), sample_of([1, 2, 3], [0, 1, 1], name="long")]
     with pytest.raises(SampleError, match=problem):
         collate(samples, **({"pad_id": 0, "length": 8} | settings))
 
 
-# -- versions and ages
+# -- versions and staleness
 
 
 def row(*spans: tuple[Any, int, int], length: int = 8, name: str = "one") -> Sample:
@@ -141,7 +141,7 @@ TWO = row((5, 2, 4), (5, 5, 6), (7, 6, 7))
 
 
 @SIDES
-def test_a_batch_says_which_weights_sampled_each_token_and_how_old_they_are(side: Any) -> None:
+def test_a_batch_has_the_version_and_the_staleness_of_each_token(side: Any) -> None:
     assert token_versions(TWO).tolist() == [-1, -1, 5, 5, -1, 5, 7, -1]
     assert token_staleness(TWO, 8).tolist() == [-1, -1, 3, 3, -1, 3, 1, -1]
     assert row_staleness(TWO, 8) == (3, 2.5)
@@ -177,7 +177,7 @@ def test_a_batch_says_which_weights_sampled_each_token_and_how_old_they_are(side
         ([5], -1, "integer that names the weights"),
     ],
 )
-def test_ages_that_cannot_be_computed_are_refused(versions: Any, now: Any, why: str) -> None:
+def test_staleness_that_cannot_be_computed_is_refused(versions: Any, now: Any, why: str) -> None:
     sample = row(*((version, 2 * at + 1, 2 * at + 3) for at, version in enumerate(versions)))
     with pytest.raises(SampleError, match=why):
         token_staleness(sample, now)

@@ -1,6 +1,6 @@
-"""Loss masks held against those of others: generation tags, TRL's own trainer, and the renderers of Prime Intellect.
+"""Loss masks compared with other implementations: generation tags, TRL's trainer, and Prime Intellect's renderers.
 
-What differs is listed with its cause, and each cause is told by code: a difference of no known cause fails.
+Each known difference is listed with its cause, and code classifies it: a difference without a listed cause fails.
 """
 
 import copy
@@ -27,7 +27,7 @@ def sample_of(renderer: Renderer, conversation: Conversation) -> Sample:
     return build_supervised_sample(renderer, conversation.messages, tools=conversation.tools, past="template")
 
 
-# -- training templates, and transformers' mask of their generation tags
+# -- training templates, and transformers' mask from their generation tags
 
 TAGGED: dict[str, tuple[str, set[str]]] = {
     "qwen3_training": ("qwen3", {SEPARATOR}),
@@ -35,7 +35,7 @@ TAGGED: dict[str, tuple[str, set[str]]] = {
     "qwen3_5_think_training": ("qwen3.5", {SEPARATOR, PROMPT}),
     "glm4moe_training": ("glm-4.5", set()),
 }
-"""TRL's training templates on the vocabularies of their models, and what they tag though nobody samples it."""
+"""TRL's training templates with the vocabularies of their models, and the unsampled text that they tag."""
 
 
 @per_family
@@ -51,9 +51,9 @@ def training_renderer(family: str, name: str) -> Renderer:
 
 @pytest.mark.parametrize(("family", "name"), [(family, name) for name, (family, _) in TAGGED.items()])
 def test_row_is_trained_where_generation_is_tagged(family: str, name: str) -> None:
-    known = TAGGED[name][1]
+    tagged_unsampled = TAGGED[name][1]
     renderer = training_renderer(family, name)
-    found: dict[str, str] = {}
+    examples: dict[str, str] = {}
     trained = 0
     for key, conversation in CONVERSATIONS.items():
         tokens = rendered(renderer, conversation)
@@ -66,24 +66,24 @@ def test_row_is_trained_where_generation_is_tagged(family: str, name: str) -> No
         assert sample.token_ids == tags.ids, key
         trained += sample.trained
         for start, stop in runs(sample.mask.tolist(), [bool(on) for on in tags.mask]):
-            found.setdefault(kind_of(tokens, renderer, conversation, start, stop), key)
-    assert set(found) == known, found
+            examples.setdefault(kind_of(tokens, renderer, conversation, start, stop), key)
+    assert set(examples) == tagged_unsampled, examples
     assert trained > 100
 
 
-# -- TRL's trainer itself
+# -- TRL's trainer
 
 TRAINED_BY_TRL = [
     *("user_assistant", "multi_turn", "multi_turn_open", "consecutive_users", "content_cjk", "content_combining_nfd"),
     *("reasoning_last", "reasoning_every_turn", "think_inline_last", "call_answered", "calls_parallel_answered"),
     *("agentic", "agentic_no_reasoning", "agentic_long_chain"),
 ]
-"""The conversations that the trainer is given: each has an assistant's turn, without which it refuses a dataset."""
+"""Conversations for the trainer. Each has an assistant turn: the trainer refuses a dataset without one."""
 
 
 @cache
 def trained_by_trl(folder: Path) -> tuple[str, list[tuple[list[int], list[int]]]]:
-    """The template that TRL's trainer chose for Qwen3, and ids and labels of each conversation as it prepares them."""
+    """The template that TRL's trainer picks for Qwen3, and the ids and labels that it prepares per conversation."""
     import datasets
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
     from trl import SFTConfig, SFTTrainer
@@ -93,31 +93,31 @@ def trained_by_trl(folder: Path) -> tuple[str, list[tuple[list[int], list[int]]]
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, **shape))
-    given = [CONVERSATIONS[name] for name in TRAINED_BY_TRL]
+    conversations = [CONVERSATIONS[name] for name in TRAINED_BY_TRL]
     data = datasets.Dataset.from_list(
-        [{"messages": one.messages, "tools": json.dumps(one.tools)} for one in given], on_mixed_types="use_json"
+        [{"messages": one.messages, "tools": json.dumps(one.tools)} for one in conversations], on_mixed_types="use_json"
     )
     arguments = SFTConfig(
         output_dir=str(folder), assistant_only_loss=True, max_length=None, report_to="none", use_cpu=True, bf16=False
     )
     trainer = SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
-    made = [(list(row["input_ids"]), list(row["labels"])) for row in trainer.train_dataset]
-    return str(trainer.chat_template), made
+    rows = [(list(row["input_ids"]), list(row["labels"])) for row in trainer.train_dataset]
+    return str(trainer.chat_template), rows
 
 
 @pytest.fixture(scope="module")
 def trl_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[tuple[list[int], list[int]]]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch, datasets and TRL warn of what is their own
+        warnings.simplefilter("ignore")  # warnings of torch, datasets and TRL about themselves
         return trained_by_trl(tmp_path_factory.mktemp("trl"))
 
 
 def test_row_is_what_trl_trains_on_but_for_a_line_break(trl_rows: Any) -> None:
-    """Made with the template that TRL swaps in. It also trains the line break after each stop token."""
-    template, made = trl_rows
+    """TRL swaps in its training template, and also trains the line break after each stop token."""
+    template, rows = trl_rows
     assert template == templates_of_trl()["qwen3_training"]
     renderer = create_renderer(load_family("qwen3"), "default", chat_template=template)
-    for name, (ids, labels) in zip(TRAINED_BY_TRL, made, strict=True):
+    for name, (ids, labels) in zip(TRAINED_BY_TRL, rows, strict=True):
         conversation = CONVERSATIONS[name]
         sample = sample_of(renderer, conversation)
         assert sample.token_ids == ids, name
@@ -129,7 +129,7 @@ def test_row_is_what_trl_trains_on_but_for_a_line_break(trl_rows: Any) -> None:
         assert expected.tolist() == labels, name
 
 
-# -- the peer
+# -- Prime Intellect's renderers
 
 PEERS = {
     "qwen3": "Qwen3",
@@ -139,7 +139,7 @@ PEERS = {
     "glm-5": "GLM5",
     "kimi-k2.5": "KimiK25",
 }
-"""The families that `renderers` has a renderer for here, and what it calls them."""
+"""Families that `renderers` supports, with its names for them."""
 
 OTHER_IDS = "it writes what the model's template does not: transformers has the ids that we have"
 FORGED = "a user's text spells a control token, which it lets through"
@@ -155,15 +155,15 @@ PEER_DIFFERS: dict[str, set[str]] = {
     "glm-5": {OTHER_IDS, FORGED, CLOSING},
     "kimi-k2.5": {OTHER_IDS, FORGED, PREFILLED},
 }
-"""How rows of `renderers` differ from ours."""
+"""How the rows of `renderers` differ from ours."""
 
 PEER_REFUSES: dict[str, set[str]] = {
-    # roles that it does not know, an image without a source, a result that is no text
+    # unknown roles, an image without a source, a result that is not text
     "qwen3-vl": {"developer_user", "system_developer_user", "content_image_part", "result_object"},
     "qwen3.5": {"content_image_part"},
     "kimi-k2.5": {"content_image_part"},
 }
-"""Conversations that the model's template takes and `renderers` refuses."""
+"""Conversations that the model's template accepts and `renderers` refuses."""
 
 
 @pytest.mark.parametrize("family", PEERS)
@@ -174,24 +174,24 @@ def test_rows_are_those_of_renderers_but_for_its_mistakes(family: str) -> None:
     config = getattr(renderers.configs, f"{PEERS[family]}RendererConfig")()
     peer = renderers.create_renderer(hf_tokenizer(family), config)
     renderer = make_renderer(family, messages="as_given")
-    found: dict[str, str] = {}
+    examples: dict[str, str] = {}
     refused: set[str] = set()
     same = 0
     for name, conversation in CONVERSATIONS.items():
         tokens = rendered(renderer, conversation)
         if not isinstance(tokens, RenderedTokens):
             continue
-        given = copy.deepcopy(conversation)
+        copied = copy.deepcopy(conversation)
         try:
-            theirs = build_training_sample(peer, given.messages, tools=given.tools)
+            theirs = build_training_sample(peer, copied.messages, tools=copied.tools)
         except Exception:
             refused.add(name)
             continue
         causes = list(peer_differences(family, renderer, conversation, tokens, theirs))
         same += not causes
         for cause in causes:
-            found.setdefault(cause, name)
-    assert set(found) == PEER_DIFFERS[family], found
+            examples.setdefault(cause, name)
+    assert set(examples) == PEER_DIFFERS[family], examples
     assert refused == PEER_REFUSES.get(family, set())
     assert same > 5
 
@@ -219,8 +219,8 @@ def mask_cause(renderer: Renderer, conversation: Conversation, tokens: RenderedT
     turn = next(turn for turn in tokens.turns if turn.start <= start < turn.stop)
     before = conversation.messages[: turn.message] or [HI]
     prompt = renderer.render(before, tools=conversation.tools, add_generation_prompt=True)
-    asking = prompt.ids[prompt.select(field="generation_prompt")]
-    if start == turn.start and np.array_equal(asking, tokens.ids[start - len(asking) : start]):
+    opening = prompt.ids[prompt.select(field="generation_prompt")]
+    if start == turn.start and np.array_equal(opening, tokens.ids[start - len(opening) : start]):
         return LEFT_OUT
     if start == turn.start and text == "</think>" and prompt.text.endswith("<think>"):
         return CLOSING

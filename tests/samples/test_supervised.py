@@ -1,4 +1,4 @@
-"""Supervised rows: exactly what was rendered, trained exactly where an assistant samples, whatever is chosen of it."""
+"""Supervised rows: the rendered ids, trained exactly where an assistant samples, for every selection of turns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,20 +16,20 @@ from tokentrace.samples.sample import Sample
 from tokentrace.tokens.kinds import Kind, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
-"""The tests of that warning catch it themselves."""
+"""Tests of this warning catch it themselves."""
 PARTS = ("reasoning", "content", "tool_calls", "stop")
 # -- the default row
 
 
 def test_row_has_the_ids_and_the_mask_of_the_rendering(any_family: str) -> None:
     renderer = make_renderer(any_family)
-    made, trained = rows(any_family), 0
-    for name, (_, tokens, sample) in made.items():
+    samples, trained = rows(any_family), 0
+    for name, (_, tokens, sample) in samples.items():
         assert_row_is_the_rendering(sample, tokens, name)
         trained += sample.trained
     assert trained > 100
-    for name in rotating(made, any_family, 12):
-        conversation, tokens, _ = made[name]
+    for name in rotating(samples, any_family, 12):
+        conversation, tokens, _ = samples[name]
         assert_row_is_the_rendering(sample_of(renderer, conversation), tokens, name)
 
 
@@ -40,7 +40,7 @@ def assert_row_is_the_rendering(sample: Sample, tokens: RenderedTokens, name: st
     assert np.array_equal(sample.kinds == Kind.SAMPLED, tokens.mask), name
 
 
-def test_refuses_what_the_renderer_refuses(any_family: str) -> None:
+def test_raises_the_errors_of_the_renderer(any_family: str) -> None:
     renderer = make_renderer(any_family)
     refused = []
     for name, conversation in CONVERSATIONS.items():
@@ -53,7 +53,7 @@ def test_refuses_what_the_renderer_refuses(any_family: str) -> None:
     assert bool(refused) == (any_family not in ("kimi-k2", "kimi-k2.5", "deepseek-v4"))
 
 
-# -- which turns
+# -- selection of turns
 
 
 def test_the_last_turn_alone_carries_loss_or_those_since_a_message(any_family: str) -> None:
@@ -75,15 +75,15 @@ def test_flagged_turn_carries_no_loss(flag: dict[str, Any]) -> None:
     conversation = CONVERSATIONS["agentic_no_reasoning"]
     plain = sample_of(renderer, conversation)
     messages = [message | flag if at == 3 else message for at, message in enumerate(conversation.messages)]
-    said = [message | {"train": True, "weight": 1} if "tool_calls" in message else message for message in messages]
-    for given_messages in (messages, said):
-        sample = sample_of(renderer, Conversation(given_messages, conversation.tools), turns="flagged")
+    explicit = [message | {"train": True, "weight": 1} if "tool_calls" in message else message for message in messages]
+    for flagged in (messages, explicit):
+        sample = sample_of(renderer, Conversation(flagged, conversation.tools), turns="flagged")
         assert np.array_equal(sample.ids, plain.ids)
         assert np.array_equal(sample.mask, plain.mask & (plain.messages != 3))
         assert not sample.notes
 
 
-def test_flag_that_is_not_asked_for_is_told() -> None:
+def test_a_flag_that_is_not_used_gets_a_note() -> None:
     messages = [HI, assistant("A.") | {"train": False}, user("B?"), assistant("B.") | {"weight": 0}]
     sample = sample_of(make_renderer("qwen2.5"), Conversation(messages))
     assert set(sample.messages[sample.mask].tolist()) == {1, 3}
@@ -100,7 +100,7 @@ def test_conversation_without_an_assistant_trains_nothing(any_family: str) -> No
     assert [one.trained for one in build_supervised_samples(renderer, [HI], past="expand")] == [0]
 
 
-# -- whose text
+# -- selection of roles
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
@@ -108,8 +108,8 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
     renderer = make_renderer(any_family)
     failures = []
     seen = 0
-    shown = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
-    for name, (conversation, tokens, plain) in rotating(shown, any_family, 6):
+    candidates = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
+    for name, (conversation, tokens, plain) in rotating(candidates, any_family, 6):
         sample = sample_of(renderer, conversation, roles=[role])
         both = sample_of(renderer, conversation, roles=["assistant", role])
         body = tokens.select(role=role, field="content") & ~tokens.mask
@@ -117,10 +117,10 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
         if not np.array_equal(sample.mask, body) or not np.array_equal(both.mask, body | plain.mask):
             failures.append(f"{name}: {tokens.decode(sample.mask)!r}, not {tokens.decode(body)!r}")
     assert not failures, some(failures)
-    assert seen or (any_family, role) == ("gemma-3", "tool")  # whose template has no tools
+    assert seen or (any_family, role) == ("gemma-3", "tool")  # its template has no tools
 
 
-# -- what of a turn
+# -- parts of a turn
 
 
 def test_parts_carry_loss_alone_and_together_and_are_all_of_a_turn(any_family: str) -> None:
@@ -130,10 +130,10 @@ def test_parts_carry_loss_alone_and_together_and_are_all_of_a_turn(any_family: s
         conversation, tokens, sample = rows(any_family)[name]
         assert np.array_equal(np.isin(sample.parts, [Part[part.upper()] for part in PARTS]) & tokens.mask, tokens.mask)
         for number in range(16) if name == names[0] else (1, 2, 4, 8):
-            chosen: list[Any] = [part for bit, part in enumerate(PARTS) if number >> bit & 1]
-            members = [Part[part.upper()] for part in reversed(chosen)]
+            selected: list[Any] = [part for bit, part in enumerate(PARTS) if number >> bit & 1]
+            members = [Part[part.upper()] for part in reversed(selected)]
             expected = tokens.mask & np.isin(sample.parts, members)
-            for parts in (chosen, members) if name == names[0] else (chosen,):
+            for parts in (selected, members) if name == names[0] else (selected,):
                 assert np.array_equal(sample_of(renderer, conversation, parts=parts).mask, expected), (name, parts)
 
 
@@ -144,25 +144,25 @@ def test_fields_that_have_no_part_go_with_the_content() -> None:
     )
     renderer = over_bytes(source, controls="<|user|><|assistant|>")
     chat = Conversation([HI, assistant("Hello.") | {"name": "Ada"}])
-    found = {part: sample_of(renderer, chat, parts=[part]) for part in PARTS}
-    assert renderer.tokenizer.decode(found["content"].ids[found["content"].mask]) == "Ada: Hello."
-    assert [found[part].trained for part in PARTS] == [0, 11, 0, 1]
+    samples = {part: sample_of(renderer, chat, parts=[part]) for part in PARTS}
+    assert renderer.tokenizer.decode(samples["content"].ids[samples["content"].mask]) == "Ada: Hello."
+    assert [samples[part].trained for part in PARTS] == [0, 11, 0, 1]
 
 
-# -- parts, held against the parser
+# -- parts, compared with the parser
 
 
 NO_REASONING = {
     *("qwen2.5", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "deepseek-v3", "kimi-k2", "llama-3.1", "llama-3.2"),
-    *("mistral-nemo", "gemma-3", "deepseek-r1", "deepseek-v3.1"),  # the last two leave reasoning out of the last turn
+    *("mistral-nemo", "gemma-3", "deepseek-r1", "deepseek-v3.1"),  # the last two drop reasoning even in the last turn
 }
-"""Families whose turns have no part that is reasoning."""
+"""Families whose turns have no reasoning part."""
 BY_FIELD = {"reasoning_content": Part.REASONING, "content": Part.CONTENT, "tool_calls": Part.TOOL_CALLS}
-WRITTEN_OTHERWISE = {
+WRITTEN_AS_ANOTHER_PART = {
     "gpt-oss": "content beside a call is written in the channel for reasoning",
     **dict.fromkeys(("deepseek-v3", "deepseek-r1"), "content that is None is printed as text before a call"),
 }
-"""Families whose templates write a field where the parser reads another part."""
+"""Families whose templates write a field where the parser reads a different part."""
 
 
 def test_the_parts_that_the_parser_reads_are_the_fields_that_the_trace_shows(any_family: str) -> None:
@@ -171,30 +171,30 @@ def test_the_parts_that_the_parser_reads_are_the_fields_that_the_trace_shows(any
     for name, (_, tokens, sample) in rows(any_family).items():
         assert sample.parts is not None
         for turn in tokens.turns:
-            own = sample.parts[turn.start : turn.stop]
+            turn_parts = sample.parts[turn.start : turn.stop]
             closed = turn.stop_token is not None and turn.start < turn.stop
-            assert (own == Part.STOP).nonzero()[0].tolist() == ([len(own) - 1] if closed else []), name
-            assert set(own.tolist()) <= {Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP}, name
-            kinds |= set(own.tolist())
+            assert (turn_parts == Part.STOP).nonzero()[0].tolist() == ([len(turn_parts) - 1] if closed else []), name
+            assert set(turn_parts.tolist()) <= {Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP}, name
+            kinds |= set(turn_parts.tolist())
             for at in range(turn.start, turn.stop):
                 expected = BY_FIELD.get(tokens.fields[at].split(".")[0])
                 if expected is not None and sample.parts[at] != expected and "</think>" not in tokens.text:
                     differing.append(f"{name}, token {at}: {tokens.fields[at]} is {Part(sample.parts[at]).name}")
-    assert not differing or any_family in WRITTEN_OTHERWISE, differing[:5]
+    assert not differing or any_family in WRITTEN_AS_ANOTHER_PART, differing[:5]
     assert kinds >= {Part.CONTENT, Part.STOP}
-    assert (Part.TOOL_CALLS in kinds) == (any_family != "gemma-3")  # whose template has no tools
+    assert (Part.TOOL_CALLS in kinds) == (any_family != "gemma-3")  # its template has no tools
     assert (Part.REASONING in kinds) == (any_family not in NO_REASONING)
 
 
 def test_white_space_goes_with_reasoning_and_inline_reasoning_is_reasoning_whatever_follows() -> None:
     inline = "<think>\nHm, hm.\n</think>\n\n"
-    for family, part, text, said in (
+    for family, part, text, reply in (
         ("glm-4.6", "content", "yes", assistant("yes", reasoning="why")),
         *(("qwen3", "reasoning", inline, assistant(inline + more)) for more in ("", "Hello!")),
         *(("qwen3", "reasoning", inline, assistant(inline + more, PARIS)) for more in ("", "Look.")),
     ):
         renderer = make_renderer(family)
-        sample = sample_of(renderer, Conversation([ASK, said], SIMPLE), parts=[part])
+        sample = sample_of(renderer, Conversation([ASK, reply], SIMPLE), parts=[part])
         assert renderer.tokenizer.decode(sample.ids[sample.mask]) == text
 
 
@@ -220,7 +220,7 @@ def test_a_field_that_spells_a_delimiter_is_one_part(message: dict[str, Any], ex
 
 
 @pytest.mark.parametrize(
-    ("chosen", "kind", "named"),
+    ("settings", "kind", "named"),
     [
         ({"turns": "first"}, RendererError, ["'all'", "'last'", "'flagged'", "'first'"]),
         ({"past": "keep"}, RendererError, ["'template'", "'preserve'", "'expand'", "'keep'"]),
@@ -233,11 +233,11 @@ def test_a_field_that_spells_a_delimiter_is_one_part(message: dict[str, Any], ex
         ({"since": -1}, SampleError, ["since must be at least 0"]),
     ],
 )
-def test_settings_that_are_none_are_refused_with_the_choices(
-    chosen: dict[str, Any], kind: type[Exception], named: Sequence[str]
+def test_invalid_settings_are_refused_with_the_choices(
+    settings: dict[str, Any], kind: type[Exception], named: Sequence[str]
 ) -> None:
     with pytest.raises(kind) as raised:
-        sample_of(make_renderer("qwen2.5"), Conversation([HI]), **chosen)
+        sample_of(make_renderer("qwen2.5"), Conversation([HI]), **settings)
     assert [name for name in named if name not in str(raised.value)] == []
 
 

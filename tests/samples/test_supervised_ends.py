@@ -1,4 +1,4 @@
-"""Where turns start and stop: turns that inference never starts so, the last stop token, a prompt and its response."""
+"""Where turns start and stop: starts that inference never has, the last stop token, prompts with responses."""
 
 import re
 import warnings
@@ -10,7 +10,7 @@ import pytest
 from tests.assets import FAMILIES
 from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, result, user
 from tests.oracle import hf_tokenizer
-from tests.samples.family_rows import make_renderer, sample_of, told_of
+from tests.samples.family_rows import make_renderer, sample_of, warnings_of
 from tokentrace import TokentraceError, build_supervised_sample, build_supervised_samples
 from tokentrace.errors import SampleError
 from tokentrace.samples import TurnStartWarning, build_prompt_response_sample
@@ -18,8 +18,8 @@ from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.tokens.kinds import Kind, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
-"""The tests of that warning catch it themselves."""
-# -- turns that start where inference never does
+"""Tests of this warning catch it themselves."""
+# -- turns that start differently than at inference
 
 
 OPENED = {"answer", "call"}
@@ -31,8 +31,8 @@ STARTS_ELSEWHERE: dict[str, tuple[set[str], str | None]] = {
     **dict.fromkeys(("qwen3.5", "qwen3.6", "glm-4.7", "glm-4.7-flash"), (OPENED, "enable_thinking=False")),
     **dict.fromkeys(("glm-5", "nemotron-3-nano"), (OPENED, "enable_thinking=False")),
 }
-"""Which plain turns do not go on from the prompt for them, and what mends it. QwQ's and R1's templates show reasoning
-nowhere and prompt with ``<think>``: nothing mends that. All other families write every such turn as they ask for it."""
+"""Simple turns that do not start with their generation prompt, and what fixes it. QwQ's and R1's templates never show
+reasoning but prompt with ``<think>``: nothing fixes that. All other families write these turns as prompted."""
 SMALL: dict[str, list[dict[str, Any]]] = {
     "answer": [HI, assistant("Hello.")],
     "thought": [HI, {**assistant("Hello."), "reasoning_content": "Greet."}],
@@ -40,34 +40,34 @@ SMALL: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def test_families_that_write_turns_otherwise_than_they_ask_for_them(any_family: str) -> None:
+def test_families_that_write_turns_differently_than_they_prompt_for_them(any_family: str) -> None:
     renderer, builder = make_renderer(any_family), SampleBuilder(make_renderer(any_family))
     kinds, remedy = STARTS_ELSEWHERE.get(any_family, (set(), None))
-    for kind, messages in SMALL.items():
+    for key, messages in SMALL.items():
         try:
-            (made,) = builder.build(messages, SIMPLE)
+            (row,) = builder.build(messages, SIMPLE)
         except TokentraceError:
             continue
-        assert bool(told_of(made, TurnStartWarning)) == (kind in kinds), (kind, told_of(made, TurnStartWarning))
-        if not told_of(made, TurnStartWarning):
+        assert bool(warnings_of(row, TurnStartWarning)) == (key in kinds), (key, warnings_of(row, TurnStartWarning))
+        if not warnings_of(row, TurnStartWarning):
             continue
-        (said,) = told_of(made, TurnStartWarning)
-        assert "turns='flagged'" in said
+        (warning,) = warnings_of(row, TurnStartWarning)
+        assert "turns='flagged'" in warning
         if remedy is None:
             continue
         if remedy == "reasoning":
-            mended = builder.build([messages[0], {**messages[1], "reasoning_content": "Hm."}], SIMPLE)
+            fixed = builder.build([messages[0], {**messages[1], "reasoning_content": "Hm."}], SIMPLE)
         else:
             switched = renderer.with_variables({"enable_thinking": remedy.endswith("True")})
-            mended = SampleBuilder(switched).build(messages, SIMPLE)
-        assert not told_of(mended[0], TurnStartWarning)
+            fixed = SampleBuilder(switched).build(messages, SIMPLE)
+        assert not warnings_of(fixed[0], TurnStartWarning)
 
 
-def test_start_is_warned_of_once_with_what_to_do() -> None:
+def test_turn_start_warning_is_given_once_with_a_remedy() -> None:
     renderer = make_renderer("qwen3.6")
-    with pytest.warns(TurnStartWarning, match=r"^message 1: .*<think>.*enable_thinking") as told:
+    with pytest.warns(TurnStartWarning, match=r"^message 1: .*<think>.*enable_thinking") as caught:
         sample = build_supervised_sample(renderer, SMALL["answer"])
-    (warning,) = told
+    (warning,) = caught
     assert warning.filename == __file__
     assert str(warning.message) in sample.notes
     with pytest.warns(TurnStartWarning):
@@ -110,7 +110,7 @@ def test_final_stop_is_the_head_of_the_next_turn(family: str, messages: list[dic
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name.startswith("glm-")])
 def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows(family: str) -> None:
-    """The oracle is the template: what it writes right after the turn, once the next message is there."""
+    """The oracle is what the template writes after the turn once the next message is there."""
     renderer = make_renderer(family)
     builder = SampleBuilder(renderer, SampleSettings(past="expand"))
     chats = {
@@ -118,14 +118,14 @@ def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows
     }
     several = 0
     for name, chat in chats.items():
-        made = builder.build(chat.messages, chat.tools)
-        several += len(made) > 1
-        for row in made:
+        samples = builder.build(chat.messages, chat.tools)
+        several += len(samples) > 1
+        for row in samples:
             for at in row.trained_messages:
                 assert row.parts is not None
-                own = row.mask & (row.messages == at)
-                last = int(np.flatnonzero(own)[-1])
-                stops = own & (row.parts == Part.STOP)
+                trained = row.mask & (row.messages == at)
+                last = int(np.flatnonzero(trained)[-1])
+                stops = trained & (row.parts == Part.STOP)
                 if at == len(chat.messages) - 1:
                     assert not stops.any(), name
                     continue
@@ -142,12 +142,12 @@ def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows
 
 def test_final_stop_is_for_turns_that_are_trained_and_last() -> None:
     renderer = make_renderer("glm-4.5")
-    for chat, chosen in (
+    for chat, settings in (
         (CONVERSATIONS["multi_turn_open"], {}),
         (CONVERSATIONS["user_assistant"], {"roles": ["user"]}),
         (CONVERSATIONS["user_assistant"], {"since": 2}),
     ):
-        assert len(sample_of(renderer, chat, final_stop=True, **chosen)) == len(sample_of(renderer, chat, **chosen))
+        assert len(sample_of(renderer, chat, final_stop=True, **settings)) == len(sample_of(renderer, chat, **settings))
 
 
 @pytest.mark.parametrize(("family", "endless"), [("deepseek-v3", True), ("deepseek-v3.1", False), ("glm-4.5", False)])
@@ -156,8 +156,8 @@ def test_a_turn_that_the_template_leaves_without_a_stop_token_gets_a_note(
     family: str, endless: bool, past: str
 ) -> None:
     chat = [ASK, assistant(None, PARIS), result("sunny"), assistant("Sunny.")]
-    made = build_supervised_samples(make_renderer(family, messages="adapt"), chat, tools=SIMPLE, past=past)
-    notes = [note for row in made for note in row.notes if "no stop token" in note]
+    samples = build_supervised_samples(make_renderer(family, messages="adapt"), chat, tools=SIMPLE, past=past)
+    notes = [note for row in samples for note in row.notes if "no stop token" in note]
     assert [note.partition(":")[0] for note in notes] == ["message 1"] * endless
 
 
@@ -181,12 +181,12 @@ def test_prompt_and_response_are_encoded_apart_as_transformers_would() -> None:
         assert sample.labels.tolist() == [-100] * len(prompt_ids) + response_ids
         assert not sample.notes
         assert sample.parts is not None
-        own = sample.parts[len(prompt_ids) :].tolist()
-        assert own == [Part.CONTENT] * (len(response_ids) - 1) + [Part.STOP]
+        parts = sample.parts[len(prompt_ids) :].tolist()
+        assert parts == [Part.CONTENT] * (len(response_ids) - 1) + [Part.STOP]
     assert set(sample.messages[len(prompt_ids) :].tolist()) == {1}
 
 
-def test_eos_that_ends_no_turn_of_the_template_is_told() -> None:
+def test_eos_that_ends_no_turn_of_the_template_gets_a_note() -> None:
     renderer = make_renderer("qwen2.5")
     sample = build_prompt_response_sample(renderer, SEED, REPLY, eos="<|endoftext|>")
     assert sample.token_ids[-1] == renderer.tokenizer.token_id("<|endoftext|>")
@@ -204,7 +204,7 @@ def test_eos_that_ends_no_turn_of_the_template_is_told() -> None:
         ({"eos": "word"}, "is not a control token"),
     ],
 )
-def test_prompt_and_response_that_are_none_are_refused(changed: dict[str, Any], problem: str) -> None:
-    given_: dict[str, Any] = {"prompt": SEED, "response": REPLY} | changed
+def test_invalid_responses_and_eos_tokens_are_refused(changed: dict[str, Any], problem: str) -> None:
+    arguments: dict[str, Any] = {"prompt": SEED, "response": REPLY} | changed
     with pytest.raises(SampleError, match=re.escape(problem)):
-        build_prompt_response_sample(make_renderer("qwen2.5"), **given_)
+        build_prompt_response_sample(make_renderer("qwen2.5"), **arguments)

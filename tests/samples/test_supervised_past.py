@@ -1,4 +1,4 @@
-"""What becomes of the past: expanded and preserved rows, and the warning where a choice is due."""
+"""Past turns: expanded and preserved rows, and the warning if a choice is needed."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conversations import CONVERSATIONS, Conversation
-from tests.samples.family_rows import SHAPES, assistants, expanded, make_renderer, rows, sample_of, told_of
+from tests.samples.family_rows import SHAPES, assistants, expanded, make_renderer, rows, sample_of, warnings_of
 from tests.support import rendered, rotating, some
 from tokentrace import (
     RenderedTokens,
@@ -24,30 +24,30 @@ from tokentrace.samples import HistoryWarning, TurnStartWarning
 from tokentrace.samples.supervised import SampleBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
-"""The tests of that warning catch it themselves."""
+"""Tests of this warning catch it themselves."""
 # -- the past, turn by turn
 
 
 OVER = "a token reaches over the end of the prompt, as it does in the template's own ids"
 OTHER_PROMPT = "the template writes such a turn with other words than it prompts with, the last one too"
-PROMPTED_OTHERWISE: dict[str, set[str]] = {
+PROMPT_DIFFERS: dict[str, set[str]] = {
     **{key: {OVER} for key in ("qwen2.5", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "qwen3.5", "qwen3.6")},
     **{key: {OVER, OTHER_PROMPT} for key in ("qwq-32b", "qwen3-thinking-2507", "minimax-m2", "nemotron-3-nano")},
     **{key: {OTHER_PROMPT} for key in ("qwen3.5-nothink", "glm-4.7", "glm-4.7-flash", "glm-5")},
     **{key: {OTHER_PROMPT} for key in ("deepseek-v3", "deepseek-r1")},
 }
-"""Where an expanded row does not begin with the very ids of the prompt. Families not named here always do."""
+"""Why expanded rows of these families do not always begin with the ids of the prompt. All others do."""
 
 
-def test_expanded_turn_comes_after_the_prompt_that_asks_for_it_or_a_warning_says_so(any_family: str) -> None:
-    """Its history, above all, is the prompt's to the letter: templates that rewrite it give more rows."""
+def test_expanded_turn_follows_its_prompt_or_has_a_warning(any_family: str) -> None:
+    """The history has the exact text of the prompt: templates that rewrite it give more rows."""
     renderer = make_renderer(any_family)
     causes: dict[str, str] = {}
     checked = 0
-    for name, made in expanded(any_family).items():
+    for name, samples in expanded(any_family).items():
         conversation = CONVERSATIONS[name]
-        for row in made:
-            assert all(line in row.notes for line in told_of(row, TurnStartWarning))
+        for row in samples:
+            assert all(line in row.notes for line in warnings_of(row, TurnStartWarning))
             for at in row.trained_messages:
                 positions = np.flatnonzero(row.mask & (row.messages == at))
                 prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
@@ -56,29 +56,29 @@ def test_expanded_turn_comes_after_the_prompt_that_asks_for_it_or_a_warning_says
                 history = prompt.text[: prompt.rendering.tail]
                 assert row.rendered.text.startswith(history), (name, at)
                 follows = np.array_equal(row.ids[: positions[0]], prompt.ids)
-                assert follows == (at not in warned_of(row, TurnStartWarning)), (name, at)
+                assert follows == (at not in warned_messages(row, TurnStartWarning)), (name, at)
                 checked += follows
                 if not follows:
                     cause = OVER if row.rendered.text.startswith(prompt.text) else OTHER_PROMPT
                     causes.setdefault(cause, f"{name}, message {at}")
-    assert set(causes) == PROMPTED_OTHERWISE.get(any_family, set()), causes
+    assert set(causes) == PROMPT_DIFFERS.get(any_family, set()), causes
     assert checked > 2
 
 
-def warned_of(row: Sample, kind: type[Warning]) -> set[int]:
-    return {int(at) for line in told_of(row, kind) for at in re.findall(r"\d+", line.partition(":")[0])}
+def warned_messages(row: Sample, kind: type[Warning]) -> set[int]:
+    return {int(at) for line in warnings_of(row, kind) for at in re.findall(r"\d+", line.partition(":")[0])}
 
 
 NOTHING_WRITTEN = {("deepseek-v3", "content_none_alone"): "the template writes nothing for a message without content"}
 
 
-def test_expanded_rows_train_every_turn_once_and_go_on_as_long_as_they_can(any_family: str) -> None:
-    for name, made in expanded(any_family).items():
+def test_expanded_rows_train_every_turn_once_and_are_as_long_as_possible(any_family: str) -> None:
+    for name, samples in expanded(any_family).items():
         replies = assistants(CONVERSATIONS[name])
         nothing = (any_family, name) in NOTHING_WRITTEN
-        assert [at for row in made for at in row.trained_messages] == ([] if nothing else replies), name
-        assert made, name
-        for row, following in itertools.pairwise(made):
+        assert [at for row in samples for at in row.trained_messages] == ([] if nothing else replies), name
+        assert samples, name
+        for row, following in itertools.pairwise(samples):
             stop = int(np.flatnonzero(row.mask)[-1]) + 1
             assert not np.array_equal(row.ids[:stop], following.ids[:stop]), name
 
@@ -87,11 +87,11 @@ NEVER_REWRITTEN = {
     *("qwen2.5", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "minimax-m3", "deepseek-v3.2", "deepseek-v4"),
     *("kimi-k2", "llama-3.1", "llama-3.2", "gemma-3"),
 }
-"""Templates that write every message as they did when it was the last."""
+"""Templates that write every message as they do when it is the last."""
 SYSTEM_MOVED = {"system_in_the_middle", "system_at_the_end"}
-"""A system message that comes later, and that the template puts before all others."""
-HARDLY_REWRITTEN = {
-    # all up to the closing tag and line breaks at the beginning are cut off the content of past turns
+"""Conversations with a late system message, which the template moves to the start."""
+RARELY_REWRITTEN = {
+    # content of past turns loses all text up to the closing tag, and leading line breaks
     "qwq-32b": {
         *("think_inline_in_history", "think_inline_empty", "think_inline_only_close", "think_inline_and_field"),
         "call_content_with_newlines",
@@ -100,22 +100,22 @@ HARDLY_REWRITTEN = {
     "deepseek-r1": SYSTEM_MOVED,
     "deepseek-v3.1": SYSTEM_MOVED,
 }
-"""Templates that rewrite a message in these conversations alone; none of them has another turn after it."""
+"""Templates that rewrite a message only in these conversations, where no other turn follows it."""
 
 
 def test_history_that_is_never_rewritten_gives_the_default_row(any_family: str) -> None:
-    made = expanded(any_family)
-    alone = any_family in NEVER_REWRITTEN or any_family in HARDLY_REWRITTEN
-    assert ({len(some_rows) for some_rows in made.values()} == {1}) == alone
-    if alone:
-        assert {name for name in made if not is_default(any_family, name)} == HARDLY_REWRITTEN.get(any_family, set())
+    samples = expanded(any_family)
+    single_row = any_family in NEVER_REWRITTEN or any_family in RARELY_REWRITTEN
+    assert ({len(family_rows) for family_rows in samples.values()} == {1}) == single_row
+    if single_row:
+        assert {name for name in samples if not is_default(any_family, name)} == RARELY_REWRITTEN.get(any_family, set())
 
 
 def is_default(family: str, name: str) -> bool:
-    (made,), sample = expanded(family)[name], rows(family)[name][2]
-    stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(made)
-    same = np.array_equal(made.ids[:stop], sample.ids[:stop])
-    return same and np.array_equal(made.mask[:stop], sample.mask[:stop])
+    (expanded_row,), sample = expanded(family)[name], rows(family)[name][2]
+    stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(expanded_row)
+    same = np.array_equal(expanded_row.ids[:stop], sample.ids[:stop])
+    return same and np.array_equal(expanded_row.mask[:stop], sample.mask[:stop])
 
 
 def test_history_is_the_prompts_where_a_turn_hides_reasoning() -> None:
@@ -134,7 +134,7 @@ def test_preserved_row_is_that_of_a_renderer_that_keeps_all_thinking(any_family:
             assert np.array_equal(sample.mask, tokens.mask), name
 
 
-# -- the warning, held against the comparison of histories
+# -- the warning, compared with compare_histories
 
 
 PARTS_OF_CONTENT = "content in parts, which the template leaves out; the remark is on turns that say something"
@@ -146,46 +146,46 @@ TOO_MANY: dict[str, set[str]] = {
     "assistant_first": {FIRST},
     "think_inline_only_close": {TAG_ALONE},
 }
-"""Conversations for which the warning can be one too many, and why."""
+"""Conversations with a needless warning, and why."""
 
 
-def test_warned_of_every_turn_that_is_trained_otherwise_than_it_was_sampled(any_family: str) -> None:
-    """The oracle takes every turn twice: as its prompt asked for it, and as the row of the whole conversation has it.
+def test_warns_about_every_turn_that_is_trained_differently_than_it_was_sampled(any_family: str) -> None:
+    """The oracle compares every turn at inference with the same turn in the row of the whole conversation.
 
-    What differs the same way when the turn is the last (a token that reaches over the end of the prompt, a thinking
-    block that the template only prompts with) no choice of the past can mend, and no warning tells of it.
+    A difference that the turn also has as the last one (a token that reaches over the end of the prompt, a thinking
+    block that exists only in the prompt) cannot be fixed by any choice of `past`, and gives no warning.
     """
     renderer = make_renderer(any_family)
     builder = SampleBuilder(renderer)
     missed, needless = [], []
     for name in rotating((name for name in rows(any_family) if name in SHAPES), any_family, 6):
         conversation, _, _ = rows(any_family)[name]
-        (made,) = builder.build(conversation.messages, conversation.tools)
-        told = warned_of(made, HistoryWarning)
+        (sample,) = builder.build(conversation.messages, conversation.tools)
+        warned = warned_messages(sample, HistoryWarning)
         changed = changed_turns(renderer, conversation)
-        if changed - told:
-            missed.append(f"{name}: {sorted(changed - told)}, told {told_of(made, HistoryWarning)}")
-        if told - changed and name not in TOO_MANY:
-            needless.append(f"{name}: {sorted(told - changed)}, told {told_of(made, HistoryWarning)}")
+        if changed - warned:
+            missed.append(f"{name}: {sorted(changed - warned)}, told {warnings_of(sample, HistoryWarning)}")
+        if warned - changed and name not in TOO_MANY:
+            needless.append(f"{name}: {sorted(warned - changed)}, told {warnings_of(sample, HistoryWarning)}")
     assert not missed, some(missed)
     assert not needless, some(needless)
 
 
 def changed_turns(renderer: Renderer, conversation: Conversation) -> set[int]:
     past = [at for at in assistants(conversation) if 0 < at < len(conversation.messages) - 1]
-    whole = own_differences(renderer, conversation) if past else {}
+    whole = turn_differences(renderer, conversation) if past else {}
     out = set()
     for at in past:
         if not whole.get(at):
             continue
-        alone = own_differences(renderer, Conversation(conversation.messages[: at + 1], conversation.tools))
+        alone = turn_differences(renderer, Conversation(conversation.messages[: at + 1], conversation.tools))
         if whole.get(at) != alone.get(at):
             out.add(at)
     return out
 
 
-def own_differences(renderer: Renderer, conversation: Conversation) -> dict[int, list[tuple[str, str]]]:
-    """For each turn, how production and training differ in the turn itself and the prompt that opens it."""
+def turn_differences(renderer: Renderer, conversation: Conversation) -> dict[int, list[tuple[str, str]]]:
+    """Per turn, the differences between production and training in the turn and in its generation prompt."""
     try:
         report = compare_histories(renderer, conversation.messages, tools=conversation.tools)
     except TokentraceError:
@@ -194,26 +194,26 @@ def own_differences(renderer: Renderer, conversation: Conversation) -> dict[int,
     for step in report.steps:
         if step.message is None:
             continue
-        found = step.compare("production", "training")
-        out[step.message] = [("missing", "")] if found is None else []
-        views = [step.views[view].rows for view in (View.PRODUCTION, View.TRAINING)] if found else []
-        for hunk in found or ():
+        hunks = step.compare("production", "training")
+        out[step.message] = [("missing", "")] if hunks is None else []
+        views = [step.views[view].rows for view in (View.PRODUCTION, View.TRAINING)] if hunks else []
+        for hunk in hunks or ():
             sides = hunk.sides(*views)
             if any(step.message in side["messages"] for side in sides):
-                # of GLM's turns, the head of the next one is part only where there is a next one
+                # GLM's turns end with the head of the next one, if there is a next one
                 texts = (renderer.tokenizer.decode(side["ids"].tolist()) for side in sides)
-                shown = tuple(re.sub(r"<\|(user|observation)\|>$", "", text) for text in texts)
-                if shown[0] != shown[1]:
-                    out[step.message].append(shown)  # type: ignore[arg-type]
+                cleaned = tuple(re.sub(r"<\|(user|observation)\|>$", "", text) for text in texts)
+                if cleaned[0] != cleaned[1]:
+                    out[step.message].append(cleaned)  # type: ignore[arg-type]
     return out
 
 
 def test_warning_says_what_to_choose() -> None:
     renderer = make_renderer("qwen3")
     chat = CONVERSATIONS["reasoning_every_turn"]
-    with pytest.warns(HistoryWarning, match=r"^message 1: trained without their reasoning") as told:
+    with pytest.warns(HistoryWarning, match=r"^message 1: trained without their reasoning") as caught:
         sample = build_supervised_sample(renderer, chat.messages)
-    (warning,) = told
+    (warning,) = caught
     assert warning.filename == __file__
     assert all(f"'{past}'" in str(warning.message) for past in ("expand", "preserve", "template"))
     assert str(warning.message) in sample.notes
@@ -222,15 +222,15 @@ def test_warning_says_what_to_choose() -> None:
 
 
 @pytest.mark.parametrize("past", ["template", "preserve", "expand"])
-def test_choice_is_not_warned_of(past: str) -> None:
+def test_an_explicit_choice_gives_no_warning(past: str) -> None:
     for family in ("qwen3", "qwen3-thinking-2507"):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", TurnStartWarning)
             for name in ("reasoning_every_turn", "agentic", "multi_turn", "think_inline_in_history"):
                 chat = CONVERSATIONS[name]
-                made = build_supervised_samples(make_renderer(family), chat.messages, tools=chat.tools, past=past)
-                assert made
+                samples = build_supervised_samples(make_renderer(family), chat.messages, tools=chat.tools, past=past)
+                assert samples
 
 
 def test_reasoning_that_is_never_shown_is_noted() -> None:

@@ -1,4 +1,4 @@
-"""Rows from trajectories: every sampled token trained exactly once, with what the engine said about it."""
+"""Rows from trajectories: every sampled token is trained exactly once, with the engine's data about it."""
 
 import math
 from typing import Any
@@ -17,14 +17,14 @@ SEEDS = range(60)
 
 
 def walked(seed: int, steps: int = 60) -> Walk:
-    one = Walk(seed)
+    walk = Walk(seed)
     for _ in range(steps):
-        one.random.choice(one.legal)() if one.model.branches else one.begin()
-    return one
+        walk.random.choice(walk.legal)() if walk.model.branches else walk.begin()
+    return walk
 
 
 def forked() -> Trajectory:
-    """Two turns, and a branch that leaves inside the second."""
+    """A trajectory with two turns, and a branch that starts inside the second."""
     trajectory = Trajectory(name="forked", metadata={"reward": 1})
     trajectory.begin([1, 2], messages=1, message_spans=[(0, 2, 0)])
     trajectory.append_completion([10, 11], [-0.1, -0.2], finish_reason="stop", version=4)
@@ -38,79 +38,79 @@ def forked() -> Trajectory:
 
 
 def turns_in_write_order(trajectory: Trajectory) -> list[Turn]:
-    found = {turn.write: turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if not turn.cut}
-    return [found[write] for write in sorted(found)]
+    turns = {turn.write: turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if not turn.cut}
+    return [turns[write] for write in sorted(turns)]
 
 
 # -- rows
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rows_are_what_the_model_of_the_trajectory_says(seed: int) -> None:
-    one = walked(seed)
-    rows = trajectory_samples(one.trajectory)
+def test_rows_match_the_model_of_the_trajectory(seed: int) -> None:
+    walk = walked(seed)
+    rows = trajectory_samples(walk.trajectory)
     owning = [
         index
-        for index, branch in enumerate(one.model.branches)
+        for index, branch in enumerate(walk.model.branches)
         if any(token.kind == Kind.SAMPLED and token.owner == index for token in branch.tokens)
     ]
     assert [row.branch for row in rows] == owning
-    assert len(rows) == one.trajectory.num_samples
+    assert len(rows) == walk.trajectory.num_samples
     for row in rows:
-        branch = one.model.branches[row.branch]
+        branch = walk.model.branches[row.branch]
         tokens = branch.tokens
         assert row.token_ids == branch.ids
         assert row.mask.tolist() == [token.kind == Kind.SAMPLED and token.owner == row.branch for token in tokens]
         assert row.kinds.tolist() == [token.kind for token in tokens]
         assert row.messages.tolist() == [token.message for token in tokens]
         assert row.advantages is None
-        assert (row.logprobs is not None) == one.trajectory.has_logprobs
+        assert (row.logprobs is not None) == walk.trajectory.has_logprobs
         if row.logprobs is not None:
             logprobs = [math.nan if token.logprob is None else token.logprob for token in tokens]
             np.testing.assert_array_equal(row.logprobs, np.array(logprobs, np.float32))
-        assert row.name == one.trajectory.name
+        assert row.name == walk.trajectory.name
         versions: list[Any] = [None] * len(tokens)
         for piece in branch.pieces:
             if piece.turn is not None and piece.turn["by_token"]:
                 versions[piece.start : piece.stop] = piece.turn["by_token"][: piece.stop - piece.start]
-        laid_out: list[Any] = [None] * len(tokens)
+        row_versions: list[Any] = [None] * len(tokens)
         for version, start, stop in row.versions:
             assert start < stop
-            laid_out[start:stop] = [version] * (stop - start)
-        assert laid_out == versions
+            row_versions[start:stop] = [version] * (stop - start)
+        assert row_versions == versions
 
 
 @pytest.mark.parametrize("seed", SEEDS[::3])
-def test_advantages_stand_on_the_tokens_of_their_turn_and_nowhere_else(seed: int) -> None:
+def test_advantages_cover_the_tokens_of_their_turn_and_no_others(seed: int) -> None:
     trajectory = walked(seed).trajectory
     turns = turns_in_write_order(trajectory)
     values = [0.5 + number for number in range(len(turns))]
     by_write = {turn.write: value for turn, value in zip(turns, values, strict=True)}
-    asked: list[int] = []
+    writes: list[int] = []
 
     def of_turn(turn: Turn) -> float:
-        asked.append(turn.write)
+        writes.append(turn.write)
         return by_write[turn.write]
 
     for row, same in zip(
         trajectory_samples(trajectory, advantage=values), trajectory_samples(trajectory, advantage=of_turn), strict=True
     ):
-        wanted = np.zeros(len(row), np.float32)
+        expected = np.zeros(len(row), np.float32)
         for turn in turns:
             if turn.branch == row.branch:
-                wanted[turn.start : turn.stop] = by_write[turn.write]
+                expected[turn.start : turn.stop] = by_write[turn.write]
         assert row.advantages is not None
         assert same.advantages is not None
-        assert row.advantages.tolist() == wanted.tolist() == same.advantages.tolist()
+        assert row.advantages.tolist() == expected.tolist() == same.advantages.tolist()
         assert ((row.advantages != 0) == row.mask).all()
-    assert asked == sorted(by_write)
+    assert writes == sorted(by_write)
 
 
 # -- rewards
 
 
 @pytest.mark.parametrize(
-    ("metadata", "given", "wanted"),
+    ("metadata", "reward", "expected"),
     [
         ({}, None, None),
         ({"reward": 1}, None, 1.0),
@@ -122,13 +122,13 @@ def test_advantages_stand_on_the_tokens_of_their_turn_and_nowhere_else(seed: int
         ({"reward": 1}, np.float32(2), 2.0),
     ],
 )
-def test_the_reward_is_the_one_given_or_the_number_in_the_metadata(metadata: Any, given: Any, wanted: Any) -> None:
+def test_the_reward_is_the_argument_or_the_number_in_the_metadata(metadata: Any, reward: Any, expected: Any) -> None:
     trajectory = Trajectory(metadata=metadata)
     trajectory.begin([1])
     trajectory.append_completion([2], [-1.0], finish_reason="stop")
     trajectory.branch([3])
     trajectory.append_completion([2], [-1.0], finish_reason="stop")
-    assert [row.reward for row in trajectory_samples(trajectory, reward=given)] == [wanted, wanted]
+    assert [row.reward for row in trajectory_samples(trajectory, reward=reward)] == [expected, expected]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300, None, "1", True])
@@ -143,15 +143,15 @@ def test_an_advantage_that_is_no_finite_number_is_refused_with_its_turn(bad: Any
             trajectory_samples(forked(), advantage=bad)
 
 
-# -- what the logprobs mean
+# -- kinds of logprobs
 
 
-def test_rows_say_of_each_completion_what_its_logprobs_are() -> None:
+def test_rows_have_the_logprobs_kind_of_each_completion() -> None:
     trajectory = Trajectory(name="kinds")
     trajectory.begin([1, 2], messages=1)
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}
-    said: dict[str, Any] = {"finish_reason": "stop", "logprobs_kind": "processed", "cached_tokens": 0}
-    trajectory.append_completion([10, 11], [-0.1, -0.2], sampling=sampling, version="a", **said)
+    reported: dict[str, Any] = {"finish_reason": "stop", "logprobs_kind": "processed", "cached_tokens": 0}
+    trajectory.append_completion([10, 11], [-0.1, -0.2], sampling=sampling, version="a", **reported)
     trajectory.append_context([3], Kind.CONTEXT)
     trajectory.append_completion([20], [-0.3], finish_reason="stop", sampling={"temperature": 1}, cached_tokens=4)
     (row,) = trajectory_samples(trajectory)
@@ -173,7 +173,7 @@ def test_rows_say_of_each_completion_what_its_logprobs_are() -> None:
         *[("raw", 1.0, False), ("raw", 0, False), ("unknown", None, False)],
     ],
 )
-def test_logprobs_of_another_distribution_than_was_sampled_from_are_noted(
+def test_logprobs_that_are_not_of_the_sampling_distribution_get_a_note(
     kind: str, temperature: float | None, noted: bool
 ) -> None:
     trajectory = Trajectory()

@@ -1,4 +1,4 @@
-"""What is kept of a sample that is too long: always one run of it, cut where it was promised, never without loss."""
+"""Truncation of long samples: the result is one run, cut where the policy says, and always carries loss."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Piece:
 
 
 def sample_of(pieces: list[Piece], with_parts: bool = False) -> Sample:
-    """A sample whose ids are its positions, so that what is kept tells where it was."""
+    """A sample whose ids are its positions, so that a part shows where it was cut from."""
     counts = [piece.count for piece in pieces]
     total = sum(counts)
     kinds = np.repeat(np.array([piece.kind for piece in pieces], np.uint8), counts)
@@ -58,17 +58,17 @@ anything = st.builds(sample_of, st.lists(pieces, min_size=1, max_size=12), st.bo
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[Sample, list[tuple[int, int, int]]]:
-    """A row as a rollout makes it, and where its messages are: start, end of their own tokens, end with the close."""
-    laid: list[Piece] = []
+    """A row like those of rollouts, and each message's start, end, and end with the closing scaffold."""
+    layout: list[Piece] = []
     spans: list[tuple[int, int, int]] = []
     counts = st.integers(1, 3)
 
     def put(message: int, kind: Kind, count: int, trained: bool = False) -> None:
         if count:
-            laid.append(Piece(message, kind, count, trained))
+            layout.append(Piece(message, kind, count, trained))
 
     def here() -> int:
-        return sum(piece.count for piece in laid)
+        return sum(piece.count for piece in layout)
 
     put(-1, Kind.SCAFFOLD, draw(st.integers(0, 2)))
     for number in range(draw(st.integers(1, 7))):
@@ -85,25 +85,25 @@ def conversations(draw: st.DrawFn) -> tuple[Sample, list[tuple[int, int, int]]]:
             end = here()
         spans.append((start, end, here()))
     put(-1, Kind.SCAFFOLD, draw(st.integers(0, 2)))
-    return sample_of(laid, draw(st.booleans())), spans
+    return sample_of(layout, draw(st.booleans())), spans
 
 
-def assert_same_run(sample: Sample, kept: Sample, start: int) -> None:
-    stop = start + len(kept)
+def assert_same_run(sample: Sample, result: Sample, start: int) -> None:
+    stop = start + len(result)
     for name in ("ids", "mask", "messages", "kinds", "parts", "logprobs", "advantages"):
-        whole, part = getattr(sample, name), getattr(kept, name)
+        whole, part = getattr(sample, name), getattr(result, name)
         assert (whole is None) == (part is None)
         if whole is not None:
             assert part.tobytes() == whole[start:stop].tobytes(), name
     spread = [version for version, first, last in sample.versions for _ in range(first, last)]
-    assert [version for version, first, last in kept.versions for _ in range(first, last)] == spread[start:stop]
-    assert (kept.name, kept.reward, kept.branch) == (sample.name, sample.reward, sample.branch)
+    assert [version for version, first, last in result.versions for _ in range(first, last)] == spread[start:stop]
+    assert (result.name, result.reward, result.branch) == (sample.name, sample.reward, sample.branch)
 
 
 def expected(
     sample: Sample, spans: list[tuple[int, int, int]], length: int, policy: Overlong
 ) -> tuple[int, int] | None:
-    """What is to be kept, found by trying every cut; None for nothing."""
+    """The expected span, found by trying every cut; None if nothing remains."""
     count = len(sample)
     if policy is Overlong.TURNS:
         fits = [cut for _, end, stop in spans for cut in (end, stop) if cut <= length]
@@ -121,19 +121,19 @@ def expected(
         whole = not (kinds[cut - 1] == kinds[cut] and kinds[cut] in fixed)
         if sample.parts is not None:
             whole &= not (sample.parts[cut - 1] == sample.parts[cut] == Part.SCAFFOLD)
-        begun = max(border for border in borders if border < cut)
-        return whole and any(kind not in fixed for kind in kinds[begun:cut])
+        border_before = max(border for border in borders if border < cut)
+        return whole and any(kind not in fixed for kind in kinds[border_before:cut])
 
     cut = max(cut for cut in range(length + 1) if good(cut))
     return (0, cut) if cut else None
 
 
-# -- laws
+# -- properties
 
 
 @settings(deadline=None, max_examples=examples(400))
 @given(anything, st.integers(1, 50), st.sampled_from([Overlong.DROP, *CUTTING]))
-def test_what_is_kept_is_one_run_of_the_sample_that_fits(sample: Sample, length: int, policy: Overlong) -> None:
+def test_the_result_is_one_run_of_the_sample_that_fits(sample: Sample, length: int, policy: Overlong) -> None:
     result = truncate(sample, length, policy)
     if len(sample) <= length:
         assert result == Truncated(sample, None, 0)
@@ -143,37 +143,37 @@ def test_what_is_kept_is_one_run_of_the_sample_that_fits(sample: Sample, length:
     if result.sample is None:
         assert result.cut == len(sample)
         return
-    kept = result.sample
-    assert 0 < len(kept) <= length
-    assert bool(kept.mask[1:].any()) or not sample.trained, "a completion is never emptied in silence"
-    assert sample.trained or not kept.trained
-    assert result.cut == len(sample) - len(kept)
-    assert_same_run(sample, kept, int(kept.ids[0]))
-    assert kept.ids[0] == 0 or (policy is Overlong.LEFT and kept.ids[-1] == len(sample) - 1)
-    assert kept.notes == (
-        f"cut to the {'last' if policy is Overlong.LEFT else 'first'} {len(kept)} of {len(sample)} tokens ({policy})",
+    part = result.sample
+    assert 0 < len(part) <= length
+    assert bool(part.mask[1:].any()) or not sample.trained, "a completion is never emptied in silence"
+    assert sample.trained or not part.trained
+    assert result.cut == len(sample) - len(part)
+    assert_same_run(sample, part, int(part.ids[0]))
+    assert part.ids[0] == 0 or (policy is Overlong.LEFT and part.ids[-1] == len(sample) - 1)
+    assert part.notes == (
+        f"cut to the {'last' if policy is Overlong.LEFT else 'first'} {len(part)} of {len(sample)} tokens ({policy})",
     )
 
 
 @settings(deadline=None, max_examples=examples(800))
 @given(conversations(), st.integers(1, 60), st.sampled_from(CUTTING))
-def test_of_a_rollout_exactly_as_much_is_kept_as_the_policy_promises(
-    made: tuple[Sample, list[tuple[int, int, int]]], length: int, policy: Overlong
+def test_truncated_rollouts_have_the_span_of_the_policy(
+    case: tuple[Sample, list[tuple[int, int, int]]], length: int, policy: Overlong
 ) -> None:
-    sample, spans = made
+    sample, spans = case
     if len(sample) <= length:
         return
     result = truncate(sample, length, policy)
-    wanted = expected(sample, spans, length, policy)
-    if wanted is None:
+    span = expected(sample, spans, length, policy)
+    if span is None:
         assert result.sample is None
         assert result.reason is not None
         return
-    if sample.trained and not sample.mask[wanted[0] : wanted[1]].any():
+    if sample.trained and not sample.mask[span[0] : span[1]].any():
         assert result.reason == f"nothing that carries loss is left within {length} tokens"
         return
     assert result.sample is not None
-    assert (int(result.sample.ids[0]), int(result.sample.ids[-1]) + 1) == wanted
+    assert (int(result.sample.ids[0]), int(result.sample.ids[-1]) + 1) == span
 
 
 def test_an_error_names_the_sample_and_both_lengths() -> None:

@@ -1,4 +1,4 @@
-"""One of each result that a page can show, small and with something in it."""
+"""A small example of each result that a page can show."""
 
 import functools
 import json
@@ -24,8 +24,8 @@ from tokentrace.diagnose.rows import CheckedRow, Outcome
 from tokentrace.pocket import EXAMPLE, POCKET
 
 RENDERER = create_renderer(POCKET)
-GIVEN: dict[str, Any] = json.loads(EXAMPLE.read_text(encoding="utf-8"))
-MESSAGES, TOOLS = GIVEN["messages"], GIVEN["tools"]
+CONVERSATION: dict[str, Any] = json.loads(EXAMPLE.read_text(encoding="utf-8"))
+MESSAGES, TOOLS = CONVERSATION["messages"], CONVERSATION["tools"]
 LAST_ONLY = (
     "{% for m in messages %}{{ '<|turn|>' + m.role + '\n' }}"
     "{% if loop.last and m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
@@ -54,10 +54,10 @@ def bridge() -> Any:
 def trajectory() -> Trajectory:
     """Two branches, weights that change in the middle of a turn, a reward."""
     prompt, completion = first_turn()
-    numbers = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     record = Trajectory(name="rollout", metadata={"task": EVIL})
     record.begin(prompt, messages=2)
-    record.append_completion(completion, (-numbers.random(len(completion))).tolist(), finish_reason="stop", version="a")
+    record.append_completion(completion, (-rng.random(len(completion))).tolist(), finish_reason="stop", version="a")
     record.append_bridge(bridge())
     versions = [("a", 0, 3), ("b", 3, len(completion))]
     record.append_completion(completion, [-0.5] * len(completion), finish_reason="length", version=versions)
@@ -81,13 +81,13 @@ def broken() -> Any:
 
 
 def checked() -> CheckReport:
-    found = Finding(Cause.BPE_REMERGE, "", 0, "content", EVIL, 3)
+    finding = Finding(Cause.BPE_REMERGE, "", 0, "content", EVIL, 3)
     contrast = broken().contrast()
     report = CheckReport()
     report.notes.append(EVIL)
     for row in (
         CheckedRow("rows.jsonl, row 1", counts={"rows": 1, "tokens": 9}),
-        CheckedRow("rows.jsonl, row 2", Outcome.IDS, "", (found,), (contrast,), {"rows": 1, "tokens": 9}),
+        CheckedRow("rows.jsonl, row 2", Outcome.IDS, "", (finding,), (contrast,), {"rows": 1, "tokens": 9}),
         CheckedRow("rows.jsonl, row 3", Outcome.BAD, EVIL, counts={"rows": 1}),
     ):
         report.add(row.counts, row.seen())
@@ -95,7 +95,7 @@ def checked() -> CheckReport:
 
 
 def inspected() -> Any:
-    """What an inspection finds in a trajectory whose history was rewritten."""
+    """The inspection of a trajectory with a rewritten history."""
     with tempfile.TemporaryDirectory() as folder:
         trajectory().save(Path(folder) / "one.tt")
         report = check_rollouts([str(Path(folder) / "one.tt")], RENDERER)

@@ -1,4 +1,4 @@
-"""What a real browser makes of the viewer: it is quick at a hundred thousand tokens, and no content acts."""
+"""The viewer in a real browser: it copes with a hundred thousand tokens, and no content runs."""
 
 import contextlib
 import shutil
@@ -22,7 +22,7 @@ DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFram
 
 @pytest.fixture
 def opened(browser: Chromium, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
-    """Opens a result's page from disk; at the end nothing may have gone wrong, and nothing else been requested."""
+    """Open a result's page from disk; at the end, check that there was no error and no other request."""
     contexts = contextlib.ExitStack()
     pages: list[Tab] = []
 
@@ -60,7 +60,7 @@ def test_every_result_is_shown_whole(opened: Callable[..., Tab], name: str) -> N
 def test_the_tokens_on_the_page_are_those_of_the_rendering(opened: Callable[..., Tab]) -> None:
     rendered = rendering()
     page = opened(rendered)
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # paper has all of it
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # printing draws every row
     page.until(f"document.querySelectorAll('.tokens s > *').length === {len(rendered)}")
     text = page.evaluate(
         "[...document.querySelectorAll('.tokens s > *')].map((token) => { const own = token.cloneNode(true);"
@@ -72,7 +72,7 @@ def test_the_tokens_on_the_page_are_those_of_the_rendering(opened: Callable[...,
     assert page.evaluate("document.querySelectorAll('.tokens s > b').length") == int(rendered.control.sum())
 
 
-def test_a_hundred_thousand_tokens_are_there_and_few_of_them_drawn(opened: Callable[..., Tab]) -> None:
+def test_of_a_hundred_thousand_tokens_only_a_few_are_drawn(opened: Callable[..., Tab]) -> None:
     texts = [f"Part {turn}: the answer is {turn * 7}, as ever. " * 12 for turn in range(260)]
     roles = ("user", "assistant")
     rendered = RENDERER.render([{"role": role, "content": text} for text in texts for role in roles])
@@ -81,13 +81,13 @@ def test_a_hundred_thousand_tokens_are_there_and_few_of_them_drawn(opened: Calla
     page.until("document.querySelector('.tokens .row s')")
     assert f"{len(rendered):,}" in page.text()
     assert page.evaluate("document.querySelectorAll('*').length") < 8_000
-    # the end of it, by its place in the address
+    # the end, by a position in the address
     page.evaluate(f"location.hash = 'track=0&at={len(rendered) - 3}'")
     page.until("document.querySelector('.tokens .at')")
     page.until(f"document.querySelector('.panel').textContent.includes('{len(rendered) - 3:,}')")
     page.until("document.querySelector('.at').getBoundingClientRect().top < innerHeight")
     assert page.evaluate("document.querySelectorAll('*').length") < 16_000
-    # a search finds what is far away, and goes there
+    # a search scrolls to a distant hit
     page.evaluate("document.querySelector('input[type=search]').focus()")
     page.send("Input.insertText", text="part 123: the ANSWER")
     page.until("document.querySelector('.hits').textContent.endsWith('of 24')")
@@ -106,15 +106,15 @@ def test_a_hundred_thousand_tokens_are_there_and_few_of_them_drawn(opened: Calla
     page.until(f"{third.replace('BOX', '.row .gutter')}.getBoundingClientRect().top < 200")
 
 
-def test_a_token_says_what_it_is_and_keys_go_on(opened: Callable[..., Tab]) -> None:
+def test_the_panel_describes_a_token_and_keys_move_on(opened: Callable[..., Tab]) -> None:
     rendered = rendering()
     place = rendered.turns[0].start
     page = opened(rendered, f"#track=0&at={place}")
     page.until("!document.querySelector('.panel').hidden")
     token = rendered[place]
-    said = page.evaluate("document.querySelector('.panel').innerText")
+    panel = page.evaluate("document.querySelector('.panel').innerText")
     for word in (str(token.id), f"{token.message} ({token.role})", token.field, "yes"):
-        assert word in said
+        assert word in panel
     press(page, "ArrowRight", windowsVirtualKeyCode=39)
     page.until(f"location.hash === '#track=0&at={place + 1}'")
     press(page, "j")
@@ -143,8 +143,8 @@ def test_colours_folding_and_copying(opened: Callable[..., Tab]) -> None:
     page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
     page.evaluate(f"{row}.querySelector('.copy-ids').click()")
     page.until("window.copied")
-    own = [token.id for token in rendered if token.message == 1]
-    assert page.evaluate("JSON.parse(window.copied)") == own
+    expected = [token.id for token in rendered if token.message == 1]
+    assert page.evaluate("JSON.parse(window.copied)") == expected
 
 
 def test_a_tree_leads_to_its_branches(opened: Callable[..., Tab]) -> None:
@@ -160,7 +160,7 @@ def test_a_tree_leads_to_its_branches(opened: Callable[..., Tab]) -> None:
 
 
 def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -> None:
-    """Branches that leave inside of what their parents sampled, one from the other."""
+    """Nested branches, each of which starts inside the sampled tokens of its parent."""
     record = Trajectory(logprobs=True)
     record.begin([5, 6, 7, 8])
     for turn in range(30):
@@ -179,7 +179,7 @@ def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -
         page.until(f"document.querySelectorAll('.tokens s.on > *').length === {marked}")
 
 
-def test_a_difference_shows_both_sides_and_opens_what_is_equal(opened: Callable[..., Tab]) -> None:
+def test_a_difference_shows_both_sides_and_opens_equal_parts(opened: Callable[..., Tab]) -> None:
     report = histories(6)
     page = opened(report)
     page.until("document.querySelector('.tokens s.out, .tokens s.new')")
@@ -207,7 +207,7 @@ def test_hostile_texts_stay_texts(opened: Callable[..., Tab]) -> None:
 
 
 def test_the_policy_is_in_force(browser: Chromium, tmp_path: Path) -> None:
-    """What a hostile text would try if it became part of the page after all."""
+    """Run what a hostile text would run if it became part of the page."""
     with browser.page() as page:
         page.open(show(rendering()).save(tmp_path / "page.html").as_uri())
         page.until("document.documentElement.dataset.ready === ''")
@@ -220,8 +220,8 @@ def test_the_policy_is_in_force(browser: Chromium, tmp_path: Path) -> None:
         assert any("Content Security Policy" in problem for problem in page.problems())
 
 
-def test_the_search_of_the_site_works_in_a_page_from_the_disk(browser: Chromium, tmp_path: Path) -> None:
-    """Where no worker may be started: what the theme gets in place of one answers as a worker would."""
+def test_the_search_of_the_site_works_in_a_page_from_disk(browser: Chromium, tmp_path: Path) -> None:
+    """A page from disk cannot start a worker: the replacement answers as a worker does."""
     shutil.copy(ROOT / "docs" / "offline.js", tmp_path)
     (tmp_path / "worker.js").write_text("addEventListener('message', (told) => postMessage(told.data * 2))")
     script = """const worker = new Worker("worker.js");
@@ -235,19 +235,19 @@ def test_the_search_of_the_site_works_in_a_page_from_the_disk(browser: Chromium,
 
 
 def in_the_frame(browser: Chromium, page: Tab, script: str) -> object:
-    """A script's value in the page's one frame; None where it is not there yet, or is just being exchanged."""
+    """The value of a script in the page's only frame; None while the frame is missing or being replaced."""
     targets = browser.send("Target.getTargets", filter=[{}])["targetInfos"]
     for frame in (one["targetId"] for one in targets if one["type"] == "iframe"):
         inside = Tab(browser, browser.send("Target.attachToTarget", targetId=frame, flatten=True)["sessionId"])
         return inside.evaluate(script)
     for child in page.send("Page.getFrameTree")["frameTree"].get("childFrames", ()):
         world = page.send("Page.createIsolatedWorld", frameId=child["frame"]["id"])["executionContextId"]
-        told = page.send("Runtime.evaluate", expression=script, contextId=world, returnByValue=True)
-        return told["result"].get("value")
+        reply = page.send("Runtime.evaluate", expression=script, contextId=world, returnByValue=True)
+        return reply["result"].get("value")
     return None
 
 
-def test_a_notebook_shows_it_in_a_frame(browser: Chromium, tmp_path: Path) -> None:
+def test_a_notebook_shows_the_page_in_a_frame(browser: Chromium, tmp_path: Path) -> None:
     path = tmp_path / "cell.html"
     path.write_text(f"<!doctype html><meta charset=utf-8>{rendering()._repr_html_()}", encoding="utf-8")
     with browser.page() as page:
@@ -258,7 +258,7 @@ def test_a_notebook_shows_it_in_a_frame(browser: Chromium, tmp_path: Path) -> No
             f"{click}, !document.querySelector('.panel').hidden",
         ):
             for _ in range(1000):
-                with contextlib.suppress(RuntimeError):  # the frame was exchanged while it was asked
+                with contextlib.suppress(RuntimeError):  # the frame was replaced during the call
                     if in_the_frame(browser, page, condition):
                         break
                 page.until(DRAWN)
@@ -268,7 +268,7 @@ def test_a_notebook_shows_it_in_a_frame(browser: Chromium, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("width", [400, 900, 1400])
-def test_it_fits_the_window(opened: Callable[..., Tab], width: int) -> None:
+def test_pages_fit_the_window(opened: Callable[..., Tab], width: int) -> None:
     for result in (hostile(), trajectory(), histories(), RESULTS["check"]()):
         page = opened(result, width=width, height=800, mobile=width < 500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

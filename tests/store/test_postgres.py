@@ -1,4 +1,4 @@
-"""A PostgreSQL store whose server is away, full of others or restarted says so, and works again by itself."""
+"""A PostgreSQL store raises StoreError if its server is down, busy or restarting, and recovers by itself."""
 
 import asyncio
 import socket
@@ -22,13 +22,13 @@ SECRET = "hush-hush-4711"
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Postgres]:
-    """A server that a test may stop."""
+def stoppable() -> Iterator[Postgres]:
+    """A server that tests may stop."""
     with postgres_server() as server:
         yield server
 
 
-def test_tables_are_made_once_however_many_gateways_start(postgres: Postgres) -> None:
+def test_tables_are_created_once_however_many_gateways_start(postgres: Postgres) -> None:
     url = postgres.fresh()
     with ThreadPoolExecutor(8) as threads:
         stores = list(threads.map(lambda _: postgres_store(url), range(8)))
@@ -43,19 +43,19 @@ def test_tables_are_made_once_however_many_gateways_start(postgres: Postgres) ->
 async def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    """Also where it was stored, and only the acknowledgement was lost."""
+    """Also if it was stored and only the acknowledgement was lost."""
     url = postgres.fresh()
     lost: list[str] = []
     execute, once = postgres_module._execute, postgres_module._Postgres._once
 
-    def executing(connection: postgres_module.Connection, sql: str, *values: object) -> Any:
+    def execute_and_disconnect(connection: postgres_module.Connection, sql: str, *values: object) -> Any:
         result = execute(connection, sql, *values)
         if sql.startswith(after) and not lost:
             lost.append(sql)
             connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         return result
 
-    def doing(self: object, work: object) -> object:
+    def run_and_fail(self: object, work: object) -> object:
         result = once(self, work)  # type: ignore[arg-type, var-annotated]
         if after == "COMMIT" and not lost:
             lost.append(after)
@@ -65,8 +65,8 @@ async def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
     store = postgres_store(url)
     await store.create(session("a"))
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_module, "_execute", executing)
-        patch.setattr(postgres_module._Postgres, "_once", doing)
+        patch.setattr(postgres_module, "_execute", execute_and_disconnect)
+        patch.setattr(postgres_module._Postgres, "_once", run_and_fail)
         await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r0")
     assert lost
     assert await check_whole(store, "a") == 1
@@ -74,23 +74,23 @@ async def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
 
 
 @in_loop
-async def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
-    url = own.fresh()
+async def test_the_store_reconnects_after_a_restart_of_the_server(stoppable: Postgres) -> None:
+    url = stoppable.fresh()
 
     store, trajectory = postgres_store(url, patience=1), Trajectory()
     await store.create(session("a"))
     await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
     turn = made_up_turn(trajectory, 1, "a")
-    await asyncio.to_thread(own.stop)
+    await asyncio.to_thread(stoppable.stop)
     try:
         for work in (store.session("a"), store.append("a", turn, request="r1"), store.begin("a", "r2", {})):
             with pytest.raises(StoreError, match="postgresql://"):
                 await work
     finally:
-        await asyncio.to_thread(own.start)
+        await asyncio.to_thread(stoppable.start)
     stored = False
     async with asyncio.timeout(60):
-        while not stored:  # as a gateway does, until it is back
+        while not stored:  # retry until the server is back, as a gateway does
             with suppress(StoreError):
                 await store.append("a", turn, request="r1")
                 stored = True
@@ -108,7 +108,7 @@ async def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused
     with psycopg.connect(url) as other:
         other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
         outcomes = await asyncio.gather(*(store.session("a") for _ in range(8)), return_exceptions=True)
-        assert all(isinstance(one, StoreError) for one in outcomes), outcomes
+        assert all(isinstance(outcome, StoreError) for outcome in outcomes), outcomes
         assert "all 2 connections are busy" in " ".join(map(str, outcomes))
     assert await store.session("a") is not None
     await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
@@ -131,10 +131,10 @@ PASSWORDS = ["{}", "pa/{}", "pa@{}", "pa#{}", "pa?{}", "pa:{}", "%zz{}", "pa {}"
         "PostgreSQL://user:{}@[::1:{port}/db",
     ],
 )
-def test_no_error_ever_has_the_password(url: str) -> None:
-    with socket.socket() as closed:  # bound and not listening: nobody else answers there
+def test_no_error_contains_the_password(url: str) -> None:
+    with socket.socket() as closed:  # bound but not listening: nothing answers on this port
         closed.bind(("127.0.0.1", 0))
-        filled = url.format(SECRET, port=closed.getsockname()[1])
+        dsn = url.format(SECRET, port=closed.getsockname()[1])
         with pytest.raises(StoreError) as caught:
-            postgres_store(filled, patience=1)
+            postgres_store(dsn, patience=1)
     assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -1,4 +1,4 @@
-"""A SQLite store that cannot be used says why; nothing wrong is recorded, and it works again by itself."""
+"""A SQLite store that cannot be used says why, records nothing wrong, and recovers by itself."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from tokentrace.trajectory import Trajectory
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """A disk that is full when a file has grown to a size."""
+    """Simulate a full disk: no file may grow beyond a size."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -30,7 +30,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 
 @in_loop
-async def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_full_disk_undoes_only_the_turns_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = open_store(str(path))
     trajectory = Trajectory()
@@ -42,14 +42,14 @@ async def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path
             with pytest.raises(StoreError, match="nothing was recorded"):
                 await store.append("a", large, request=f"large {at}")
         assert await check_whole(store, "a") == 1
-        # what fits is still taken, beside what does not
-        small, *others = await asyncio.gather(
+        # a turn that fits is stored, though others at the same time do not fit
+        small, *failures = await asyncio.gather(
             store.append("a", made_up_turn(trajectory, 1, "a"), request="r1"),
             *(store.append("a", TurnRecord(2, 4, (os.urandom(400_000),), {}), request=f"l{at}") for at in range(3)),
             return_exceptions=True,
         )
         assert small is None
-        assert all(isinstance(other, StoreError) and not isinstance(other, Conflict) for other in others)
+        assert all(isinstance(failure, StoreError) and not isinstance(failure, Conflict) for failure in failures)
     await store.append("a", made_up_turn(trajectory, 2, "a"), request="r2")
     assert await check_whole(store, "a") == 3
     await store.close()
@@ -59,14 +59,14 @@ async def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path
 
 
 @in_loop
-async def test_a_store_that_another_process_holds_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
+async def test_a_store_that_another_process_locks_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = sqlite_store(path, patience=0.05)
     await store.create(session("a"))
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE; UPDATE sessions SET metadata = '{}'")
-    failed = await asyncio.gather(*(store.begin("a", f"r{at}", {}) for at in range(5)), return_exceptions=True)
-    assert ["another process locks it" in str(one) and isinstance(one, StoreError) for one in failed] == [True] * 5
+    errors = await asyncio.gather(*(store.begin("a", f"r{at}", {}) for at in range(5)), return_exceptions=True)
+    assert ["another process locks it" in str(each) and isinstance(each, StoreError) for each in errors] == [True] * 5
     assert await store.session("a") is not None, "reading goes on"
     assert await store.incomplete("a") == []
     other.execute("COMMIT")
@@ -99,7 +99,7 @@ def newer_store(path: Path) -> None:
         (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link, and|cannot be opened"),
     ],
 )
-def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: str, tmp_path: Path) -> None:
+def test_a_path_that_is_no_store_is_refused_and_left_unchanged(make: object, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     make(path)  # type: ignore[operator]
     before = path.read_bytes() if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Stores keep what they acknowledged, whole and once, whoever else writes; SQLite and a real PostgreSQL alike."""
+"""Listing, and concurrent writers, of whom one wins: the same in SQLite and in a real PostgreSQL."""
 
 import asyncio
 from typing import Any
@@ -8,12 +8,12 @@ from tests.store.support import opened, session
 from tokentrace.store.store import Closed, Conflict, State, Store, TurnRecord
 
 
-async def ids(store: Store, **which: Any) -> list[str]:
-    return [found.id async for found in store.sessions(**which)]
+async def ids(store: Store, **filters: Any) -> list[str]:
+    return [info.id async for info in store.sessions(**filters)]
 
 
 @in_loop
-async def test_sessions_are_listed_from_the_newest_on_and_found_by_what_is_in_them(place: str) -> None:
+async def test_sessions_are_listed_newest_first_and_searched_by_id_and_metadata(place: str) -> None:
     async with opened(place) as store:
         for at in range(150):  # more than are read at a time
             await store.create(session(f"s{at:03}", float(at // 2), metadata={"task": f"T{at}"}))
@@ -41,11 +41,11 @@ async def test_of_two_gateways_that_write_the_same_turn_one_wins(place: str) -> 
             outcomes = await asyncio.gather(first, second, return_exceptions=True)
             assert {type(outcome) for outcome in outcomes} == {type(None), Conflict}, outcomes
             winners.append([*turns][outcomes.index(None)])
-        assert [found.records async for found in two.turns("a")] == [(name,) for name in winners]
+        assert [turn.records async for turn in two.turns("a")] == [(name,) for name in winners]
 
 
 @in_loop
-async def test_a_seal_and_a_turn_at_once_end_in_one_of_two_ways(place: str) -> None:
+async def test_a_drop_and_a_turn_at_once_end_in_one_of_two_ways(place: str) -> None:
     async with opened(place) as one, opened(place) as two:
         for at in range(20):
             id = f"s{at}"
@@ -53,7 +53,7 @@ async def test_a_seal_and_a_turn_at_once_end_in_one_of_two_ways(place: str) -> N
             append = one.append(id, TurnRecord(0, 0, (b"x",), {}), request="r")
             stored, _ = await asyncio.gather(append, two.set_state(id, State.DROPPED), return_exceptions=True)
             assert stored is None or isinstance(stored, Closed)
-            known = await one.session(id)
-            assert known is not None
-            assert (known.state, known.turns) == (State.DROPPED, 1 if stored is None else 0)
-            assert [found async for found in one.turns(id)] == []
+            info = await one.session(id)
+            assert info is not None
+            assert (info.state, info.turns) == (State.DROPPED, 1 if stored is None else 0)
+            assert [turn async for turn in one.turns(id)] == []

@@ -1,4 +1,4 @@
-"""Whatever is done to a store in whatever order, it tells of itself what a few dictionaries would."""
+"""After any sequence of operations a store returns what a model of plain dictionaries does."""
 
 import asyncio
 import itertools
@@ -39,8 +39,8 @@ def fits(search: str, id: str) -> bool:
 
 
 @dataclass
-class Known:
-    """What a session is, in the simplest words."""
+class SessionModel:
+    """The expected contents of a session."""
 
     info: Any
     key: str | None
@@ -51,7 +51,7 @@ class Known:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store beside dictionaries. Every rule says what must come of it, an error included."""
+    """A store and its model. Every rule checks the outcome that the model predicts, including errors."""
 
     new_place: Callable[[], str]
     loop: asyncio.AbstractEventLoop
@@ -60,7 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.where = self.new_place()
         self.store: Store = open_store(self.where)
-        self.known: dict[str, Known] = {}
+        self.models: dict[str, SessionModel] = {}
         self.clock = 0.0
 
     sent = Bundle("sent")
@@ -73,56 +73,56 @@ class StoreMachine(RuleBasedStateMachine):
         assert type(caught.value) is error
         return None
 
-    def refusal(self, id: str, *allowed: State) -> type[StoreError] | None:
-        if id not in self.known:
+    def expected_error(self, id: str, *allowed: State) -> type[StoreError] | None:
+        if id not in self.models:
             return stores.Missing
-        return None if self.known[id].info.state in allowed else stores.Closed
+        return None if self.models[id].info.state in allowed else stores.Closed
 
     @rule(id=IDS, key=KEYS, metadata=OBJECTS, options=OBJECTS)
     def create(self, id: str, key: str | None, metadata: Any, options: Any) -> None:
         self.clock += 1
-        given = SessionInfo(id, State.OPEN, self.clock, metadata, options)
-        there = self.known.get(id)
-        owned = key is not None and any(one.key == key and name != id for name, one in self.known.items())
-        if owned or (there is not None and key not in (None, there.key)):
-            self.do(self.store.create(given, key=key), stores.KeyConflict)
+        info = SessionInfo(id, State.OPEN, self.clock, metadata, options)
+        model = self.models.get(id)
+        key_is_taken = key is not None and any(other.key == key and name != id for name, other in self.models.items())
+        if key_is_taken or (model is not None and key not in (None, model.key)):
+            self.do(self.store.create(info, key=key), stores.KeyConflict)
             return
-        if there is None:
-            there = self.known[id] = Known(given, key)
-        assert self.do(self.store.create(given, key=key)) == there.info
+        if model is None:
+            model = self.models[id] = SessionModel(info, key)
+        assert self.do(self.store.create(info, key=key)) == model.info
 
     @rule(id=IDS, metadata=st.none() | OBJECTS, options=st.none() | OBJECTS)
     def update(self, id: str, metadata: Any, options: Any) -> None:
         work = self.store.update(id, metadata=metadata, settings=options)
-        if id not in self.known:
+        if id not in self.models:
             self.do(work, stores.Missing)
             return
-        known, new = self.known[id], {"metadata": metadata, "settings": options}
-        known.info = replace(known.info, **{name: value for name, value in new.items() if value is not None})
-        assert self.do(work) == known.info
+        model, new = self.models[id], {"metadata": metadata, "settings": options}
+        model.info = replace(model.info, **{name: value for name, value in new.items() if value is not None})
+        assert self.do(work) == model.info
 
     @rule(id=IDS, state=st.sampled_from(State))
     def set_state(self, id: str, state: State) -> None:
-        error = self.refusal(id, *ORDER[: ORDER.index(state) + 1])
+        error = self.expected_error(id, *ORDER[: ORDER.index(state) + 1])
         self.do(self.store.set_state(id, state), error)
         if error is None:
-            known = self.known[id]
-            known.info = replace(known.info, state=state)
-            self.known[id] = Known(known.info, known.key) if state is State.DROPPED else known
+            model = self.models[id]
+            model.info = replace(model.info, state=state)
+            self.models[id] = SessionModel(model.info, model.key) if state is State.DROPPED else model
 
     @rule(id=IDS, request=REQUESTS, info=OBJECTS)
     def begin(self, id: str, request: str, info: Any) -> None:
-        error = self.refusal(id, State.OPEN)
+        error = self.expected_error(id, State.OPEN)
         self.do(self.store.begin(id, request, info), error)
         if error is None:
-            requests = self.known[id].requests
+            requests = self.models[id].requests
             requests.pop(request, None)
             requests[request] = (info, None)
 
     @rule(id=IDS, request=REQUESTS, why=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5))
     def abandon(self, id: str, request: str, why: str) -> None:
         self.do(self.store.abandon(id, request, why))
-        requests = self.known[id].requests if id in self.known else {}
+        requests = self.models[id].requests if id in self.models else {}
         if request in requests and requests[request][1] is None:
             requests[request] = (requests[request][0], why)
 
@@ -134,49 +134,49 @@ class StoreMachine(RuleBasedStateMachine):
         records=st.lists(st.binary(max_size=200), max_size=3),
         channels=st.binary(max_size=100),
         info=OBJECTS,
-        wrong=st.sampled_from([(0, 0)] * 6 + [(1, 0), (0, 1), (-1, 0)]),
+        offsets=st.sampled_from([(0, 0)] * 6 + [(1, 0), (0, 1), (-1, 0)]),
         counts=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     )
     def append(
-        self, id: str, request: str, names: Any, records: Any, channels: bytes, info: Any, wrong: Any, counts: Any
+        self, id: str, request: str, names: Any, records: Any, channels: bytes, info: Any, offsets: Any, counts: Any
     ) -> Any:
-        number, first = wrong
-        if id in self.known:
-            number, first = number + self.known[id].info.turns, first + self.known[id].info.records
+        number, first = offsets
+        if id in self.models:
+            number, first = number + self.models[id].info.turns, first + self.models[id].info.records
         turn = TurnRecord(max(number, 0), first, tuple(records), info, channels, *counts)
-        self.sent_once(id, request, names, turn)
+        self.check_append(id, request, names, turn)
         return multiple((id, request, names, turn))
 
-    @rule(again=sent)
-    def append_again(self, again: Any) -> None:
-        self.sent_once(*again)
+    @rule(arguments=sent)
+    def append_again(self, arguments: Any) -> None:
+        self.check_append(*arguments)
 
-    def sent_once(self, id: str, request: str, names: list[str], turn: TurnRecord) -> None:
+    def check_append(self, id: str, request: str, names: list[str], turn: TurnRecord) -> None:
         work = self.store.append(id, turn, request=request, names=names)
-        turns = self.known[id].turns if id in self.known else []
+        turns = self.models[id].turns if id in self.models else []
         if turn.number < len(turns):
-            by, there = turns[turn.number]
-            if (by, there.records) == (request, turn.records):
-                self.do(work)  # it is there already
+            writer, stored = turns[turn.number]
+            if (writer, stored.records) == (request, turn.records):
+                self.do(work)  # already stored: no error
                 return
-        error = self.refusal(id, State.OPEN)
-        if error is None and (turn.number, turn.first) != (self.known[id].info.turns, self.known[id].info.records):
+        error = self.expected_error(id, State.OPEN)
+        if error is None and (turn.number, turn.first) != (self.models[id].info.turns, self.models[id].info.records):
             error = stores.Conflict
         self.do(work, error)
         if error is None:
-            known = self.known[id]
-            known.turns.append((request, turn))
-            known.names.update(dict.fromkeys(names, turn.number))
-            known.requests.pop(request, None)
-            known.info = known.info.grown(turn)
+            model = self.models[id]
+            model.turns.append((request, turn))
+            model.names.update(dict.fromkeys(names, turn.number))
+            model.requests.pop(request, None)
+            model.info = model.info.grown(turn)
 
     @rule(id=IDS, names=NAMES, turn=st.none() | st.integers(0, 2), value=JSON)
     def label(self, id: str, names: list[str], turn: int | None, value: Any) -> None:
-        error = self.refusal(id, State.OPEN, State.SEALED, State.EXPORTED)
+        error = self.expected_error(id, State.OPEN, State.SEALED, State.EXPORTED)
         labels = [Label(name, value, turn) for name in names]
         self.do(self.store.label(id, labels), error)
         if error is None:
-            self.known[id].labels.update({(-1 if turn is None else turn, one.name): one for one in labels})
+            self.models[id].labels.update({(-1 if turn is None else turn, one.name): one for one in labels})
 
     @rule()
     def reopen(self) -> None:
@@ -185,30 +185,30 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(search=st.sampled_from(["", "A", "ü", "0", '"', "\\", "%"]), state=st.none() | st.sampled_from(State))
     def listed(self, search: str, state: State | None) -> None:
-        newest = sorted((one.info for one in self.known.values()), key=lambda info: -info.created)
+        newest = sorted((one.info for one in self.models.values()), key=lambda info: -info.created)
         listed = self.do(collected(self.store.sessions(search=search, state=state)))
-        # metadata may contain it, too
-        fitting = [one for one in newest if state in (None, one.state) and (one in listed or fits(search, one.id))]
-        assert listed == fitting
+        # the search may match metadata, too
+        expected = [one for one in newest if state in (None, one.state) and (one in listed or fits(search, one.id))]
+        assert listed == expected
 
     @invariant()
-    def tells_what_is_known(self) -> None:
+    def agrees_with_the_model(self) -> None:
         for id in ("a", "b", "A-2", "ü"):
-            known: Any = self.known.get(id) or Known(None, None)
-            assert self.do(self.store.session(id)) == known.info
-            assert self.do(collected(self.store.turns(id))) == [turn for _, turn in known.turns]
+            model: Any = self.models.get(id) or SessionModel(None, None)
+            assert self.do(self.store.session(id)) == model.info
+            assert self.do(collected(self.store.turns(id))) == [turn for _, turn in model.turns]
             for name in ("n1", "n2", "n3"):
-                assert self.do(self.store.turn_named(id, name)) == known.names.get(name)
-            left = {one["request"]: one for one in self.do(self.store.incomplete(id))}
-            ages = {name: one["began"] for name, one in left.items()}
-            expected = {name: {**info, "request": name, "ended": why} for name, (info, why) in known.requests.items()}
-            assert left == {name: {**one, "began": ages[name]} for name, one in expected.items()}
-            assert self.do(self.store.labels(id)) == [label for _, label in sorted(known.labels.items())]
+                assert self.do(self.store.turn_named(id, name)) == model.names.get(name)
+            incomplete = {one["request"]: one for one in self.do(self.store.incomplete(id))}
+            ages = {name: one["began"] for name, one in incomplete.items()}
+            expected = {name: {**info, "request": name, "ended": why} for name, (info, why) in model.requests.items()}
+            assert incomplete == {name: {**one, "began": ages[name]} for name, one in expected.items()}
+            assert self.do(self.store.labels(id)) == [label for _, label in sorted(model.labels.items())]
         for key in ("k1", "k2", "k3"):
-            owner = [one.info for one in self.known.values() if one.key == key]
+            owner = [one.info for one in self.models.values() if one.key == key]
             assert self.do(self.store.session_of_key(key)) == (owner[0] if owner else None)
         for state in State:
-            count = sum(one.info.state is state for one in self.known.values())
+            count = sum(one.info.state is state for one in self.models.values())
             assert self.do(self.store.count(state)) == count
 
     def teardown(self) -> None:
@@ -216,12 +216,12 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(("kind", "examples"), [("sqlite", 8), ("postgres", 4)])
-def test_a_store_is_what_dictionaries_are(
+def test_a_store_agrees_with_a_model_of_dictionaries(
     kind: str, examples: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     names = (str(tmp_path / f"{number}.db") for number in itertools.count())
     new_place = names.__next__ if kind == "sqlite" else request.getfixturevalue("postgres").fresh
     limits = settings(max_examples=examples * (60 if FULL else 1), stateful_step_count=25, deadline=None)
-    with closing(asyncio.new_event_loop()) as loop:  # one for all: those of single machines stayed open at times
+    with closing(asyncio.new_event_loop()) as loop:  # one for all machines: separate loops sometimes stayed open
         machine = type("Machine", (StoreMachine,), {"new_place": staticmethod(new_place), "loop": loop})
         run_state_machine_as_test(machine, settings=limits)

@@ -1,6 +1,6 @@
-"""A process that writes turns for as long as it lives: ``python -m tests.store.writer STORE ROUND``.
+"""Writes turns until the process is killed: ``python -m tests.store.writer STORE ROUND``.
 
-Each line on stdout is what the store acknowledged: ``begun SESSION REQUEST`` or ``stored SESSION NUMBER REQUEST``.
+Each line on stdout is an acknowledgement of the store: ``begun SESSION REQUEST`` or ``stored SESSION NUMBER REQUEST``.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ SESSIONS = [f"s{at}" for at in range(20)]
 
 
 async def write(store: Store, id: str, round: str) -> None:
-    """Go on with a session from where the store has it, without end."""
+    """Append turns to a session without end, after those that are stored."""
     await store.create(session(id))
     trajectory, number = Trajectory(), 0
     async for turn in store.turns(id):
@@ -25,14 +25,14 @@ async def write(store: Store, id: str, round: str) -> None:
     while True:
         request = f"{round}-{number}"
         await store.begin(id, request, {})
-        say(f"begun {id} {request}")
+        report(f"begun {id} {request}")
         await store.append(id, made_up_turn(trajectory, number, id), request=request, names=[f"n{number}"])
-        say(f"stored {id} {number} {request}")
+        report(f"stored {id} {number} {request}")
         number += 1
 
 
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())  # at once and whole
+def report(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # unbuffered, in a single write
 
 
 async def main(where: str, round: str) -> None:

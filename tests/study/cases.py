@@ -1,4 +1,4 @@
-"""Small templates, each with something that derivation has to find out, and the grammar that is expected."""
+"""Small templates, each with something that derivation has to find out, and the expected grammars."""
 
 import json
 from dataclasses import dataclass, replace
@@ -116,18 +116,18 @@ ADDRESSED: Final = template(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A template, what is to be found out about it, and messages that it writes so that they are read back."""
+    """A template, the expected grammar, and sample messages that are read back as they were."""
 
     source: str
     grammar: TurnGrammar
-    said: tuple[Message, ...] | None = None
-    """By default an answer, and every kind of call if the template shows calls."""
+    samples: tuple[Message, ...] | None = None
+    """By default an answer, plus every kind of call if the template shows calls."""
     variables: tuple[tuple[str, Any], ...] = ()
     """Template variables with which the messages are rendered."""
 
     @property
-    def says(self) -> tuple[Message, ...]:
-        return (CALLS if self.grammar.calls is not None else (HELLO,)) if self.said is None else self.said
+    def messages(self) -> tuple[Message, ...]:
+        return (CALLS if self.grammar.calls is not None else (HELLO,)) if self.samples is None else self.samples
 
 
 CASES: Final = {
@@ -425,7 +425,7 @@ CASES: Final = {
 
 
 def completion(renderer: Renderer, message: Message) -> tuple[list[int], list[int]]:
-    """The prompt and the completion that say a message."""
+    """The prompt and the completion of a message."""
     tools = [STAND_IN_TOOL] if renderer.study().needs_tools() else None
     rendered = renderer.render([user("Hi."), message], tools=tools)
     reply = rendered.turns[-1]
@@ -438,7 +438,7 @@ def summary(response: ParsedResponse) -> tuple[str, str, list[tuple[str | None, 
 
 
 def expected_summary(message: Message) -> tuple[str, str, list[tuple[str | None, Any, CallStatus]]]:
-    """What a parser has to say of a message."""
+    """The summary that the parsed message must have."""
     functions = [one["function"] for one in message.get("tool_calls", [])]
     calls: list[Any] = [(one["name"], one["arguments"], CallStatus.OK) for one in functions]
     return message.get("reasoning_content", ""), message["content"], calls

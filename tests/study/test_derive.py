@@ -1,7 +1,6 @@
-"""The grammar that is read off a template is the expected one, and reads back what the template writes.
+"""The grammar derived from a template is the expected one, and reads back what the template writes.
 
-What derivation must be able to find out is tested one by one, on small templates that no model has; then every template
-of TRL.
+Each thing that derivation must find out is tested on a small made-up template; then come all templates of TRL.
 """
 
 import re
@@ -43,7 +42,7 @@ TOOL: Final = tool("look_up", "", {name: {"type": kind} for name, kind in cases.
 
 @pytest.mark.parametrize("name", CASES)
 def test_derivation_finds_out(name: str) -> None:
-    """A grammar that does not read its template back has a note on that."""
+    """A grammar that does not read its template back has a note about it."""
     grammar = made_up_renderer(CASES[name].source, *CONTROLS).grammar()
     misread = [note for note in grammar.notes if MISREAD in note]
     assert grammar.replace(notes=tuple(note for note in grammar.notes if note not in misread)) == CASES[name].grammar
@@ -99,10 +98,10 @@ def test_what_a_grammar_does_not_read_back_is_unreadable(name: str, message: Mes
 # -- what a template writes is read back, whole and cut anywhere
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.says])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.messages])
 def test_what_a_template_writes_is_read_back_and_every_cut_streams_to_the_same(name: str) -> None:
     case, renderer = CASES[name], case_renderer(name)
-    for message in case.says:
+    for message in case.messages:
         prompt, ids = completion(renderer, as_text(message) if cases.AS_TEXT in case.source else message)
         response = renderer.parse_response(ids, prompt_ids=prompt)
         assert cases.summary(response) == cases.expected_summary(message)
@@ -158,11 +157,11 @@ TRL_NOT_READ_BACK: Final = {
     "idefics3": "takes content as a list only",
     "llava_next": "takes content as a list only",
 }
-"""Templates (and those for training that go with them) that lose a part of the messages, or write what is not read."""
+"""Templates (and their variants for training) that lose a part of the messages, or write what cannot be read back."""
 
 
 def visible(renderer: Renderer, message: Message) -> Message | None:
-    """What of a message is in its turn, or None where the template refuses it."""
+    """The part of a message that its turn shows; None if the template refuses it."""
     try:
         rendered = renderer.render([user("Hi."), message])
     except TokentraceError:
@@ -174,7 +173,7 @@ def visible(renderer: Renderer, message: Message) -> Message | None:
 
 
 def losses(renderer: Renderer) -> Iterator[str]:
-    """Where a rendered message is not what is read back."""
+    """How messages differ from what is read back after rendering."""
     for message in (HELLO, THOUGHT, CALLED, BESIDE, TWICE, BOTH):
         form, calls = message, message.get("tool_calls", [])
         if (seen := visible(renderer, form)) is None:

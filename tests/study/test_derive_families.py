@@ -1,4 +1,4 @@
-"""The grammar that is derived from the template of every family, compared with grammars.json."""
+"""The grammar derived from every family's template, compared with grammars.json."""
 
 import json
 from dataclasses import asdict
@@ -43,7 +43,7 @@ def test_the_grammar_is_the_same_with_the_whole_vocabulary(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "variables", "written", "opens"),
+    ("family", "variables", "appended", "opens"),
     [
         ("qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n", False),
         ("qwen3.5", {"enable_thinking": False}, "<think>\n\n</think>\n\n", False),
@@ -57,17 +57,17 @@ def test_the_grammar_is_the_same_with_the_whole_vocabulary(family: str) -> None:
     ],
 )
 def test_a_switch_changes_the_prompt_and_not_how_reasoning_is_written(
-    family: str, variables: dict[str, Any], written: str, opens: bool
+    family: str, variables: dict[str, Any], appended: str, opens: bool
 ) -> None:
     grammar = small_renderer(family, **variables).grammar()
     usual = small_renderer(family).grammar()
-    assert (grammar.head, grammar.prompt) == (usual.head, usual.head + written)
+    assert (grammar.head, grammar.prompt) == (usual.head, usual.head + appended)
     assert grammar.opens_reasoning == opens
     assert (grammar.reasoning, grammar.calls) == (usual.reasoning, usual.calls)
 
 
 def test_a_known_family_brings_the_dialect_that_its_template_contradicts() -> None:
-    """One call is not closed as two are: the dialect settles it, and it is what the template shows of two."""
+    """One call is closed differently from two: the dialect closes it as the template closes two."""
     auto = small_renderer("deepseek-v3", "auto")
     assert (auto.family, auto.tool_parser) == ("deepseek_v3", "deepseek")
     assert plain(auto.grammar()) == GRAMMARS["deepseek-v3"]

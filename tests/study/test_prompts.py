@@ -30,7 +30,7 @@ CONDITIONS = [
     "enable_thinking is defined", "messages|map(attribute='role')|list|last == 'tool'",
 ]  # fmt: skip
 CALL = call("b", {"x": 1})
-ASKED = [
+INPUTS = [
     user("Hello."),
     user("/no_think Hi"),
     user([{"type": "text", "text": "/no_think"}, {"type": "text", "text": "Hi"}]),
@@ -39,14 +39,14 @@ ASKED = [
     result("sunny", name="a"),
     result("sunny", name="b"),
 ]
-SAID = [assistant("Hi."), assistant("Yes."), assistant("", CALL)]
+REPLIES = [assistant("Hi."), assistant("Yes."), assistant("", CALL)]
 A, B = ({**SIMPLE[0], "function": {**SIMPLE[0]["function"], "name": name}} for name in "ab")
 TOOLS = [None, [], [A, B], [B, A]]
-PAIRS = st.lists(st.tuples(st.sampled_from(ASKED), st.sampled_from(SAID)), min_size=1, max_size=3)
+PAIRS = st.lists(st.tuples(st.sampled_from(INPUTS), st.sampled_from(REPLIES)), min_size=1, max_size=3)
 CHATS = st.tuples(PAIRS.map(lambda pairs: [message for pair in pairs for message in pair]), st.sampled_from(TOOLS))
 
 
-def made(source: str, **settings: Any) -> Renderer:
+def renderer_for(source: str, **settings: Any) -> Renderer:
     tokenizer = Tokenizer(byte_tokenizer_json(["<s>", "<e>", "<think>", "</think>"]), fast=False)
     return create_renderer(tokenizer, "default", chat_template=source, lost="ignore", **settings)
 
@@ -63,14 +63,14 @@ def facts(renderer: Renderer, messages: Any, tools: Any) -> Any:
 @given(st.sampled_from(CONDITIONS), st.sampled_from(CONDITIONS), st.lists(CHATS, min_size=2, max_size=4))
 def test_masks_do_not_depend_on_what_was_rendered_before(one: str, other: str, conversations: Any) -> None:
     source = TURNS + ASKING.replace("CONDITION", f"({one} or {other})")
-    shared = made(source)
+    shared = renderer_for(source)
     for messages, tools in (*conversations, *reversed(conversations)):
-        assert facts(shared, messages, tools) == facts(made(source), messages, tools)
+        assert facts(shared, messages, tools) == facts(renderer_for(source), messages, tools)
 
 
 @pytest.mark.parametrize("condition", ["'/no_think' in messages[-1].content[0].text", "messages|length > 2"])
 def test_what_the_prompt_prefilled_is_never_sampled(condition: str) -> None:
-    renderer = made((TURNS + ASKING).replace("CONDITION", condition))
+    renderer = renderer_for((TURNS + ASKING).replace("CONDITION", condition))
     plain, quiet = ([{"type": "text", "text": text}] for text in ("Hi", "Hi /no_think"))
     earlier = [user(plain), assistant("Yes.")]
     sampled = {}
@@ -93,9 +93,9 @@ def test_a_prompt_that_is_proven_constant_is_constant(name: str) -> None:
     for conversation in list(CONVERSATIONS.values())[::3]:
         tools = None if conversation.tools is None else wrap_tools(conversation.tools)
         for count in range(1, len(conversation.messages) + 1):
-            past, asked = conversation.messages[:count], {"add_generation_prompt": True, "variables": SPECIAL}
+            past, options = conversation.messages[:count], {"add_generation_prompt": True, "variables": SPECIAL}
             with contextlib.suppress(TokentraceError):
-                prompted = template.render(past, tools, **asked)
+                prompted = template.render(past, tools, **options)
                 tails |= {prompted.text[prompted.tail :]} if prompted.tail else set()
     assert len(tails) <= 1
 
@@ -145,6 +145,6 @@ def test_white_space_is_no_part_of_another_turns_prompt() -> None:
         "{% for m in messages %}{% if m.role == 'assistant' %}    {{ m.content }}<e>{% else %}<s>{{ m.content }}"
         "{% endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role == 'user' %}  <think>{% endif %}"
     )
-    renderer, messages = made(source), [user("Hi."), assistant("", CALL), result("4"), assistant("Four.")]
+    renderer, messages = renderer_for(source), [user("Hi."), assistant("", CALL), result("4"), assistant("Four.")]
     prompt = renderer.render_ids(messages[:3], add_generation_prompt=True)
     assert renderer.render(messages).turns[-1].start == len(prompt)

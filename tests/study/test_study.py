@@ -37,7 +37,7 @@ def test_memory_answers_after_it_is_full_and_keeps_no_errors() -> None:
     with pytest.raises(ValueError, match="once"):
         memory.once("x", fail)
     assert memory.once("x", lambda: 1) == 1
-    assert memory.once("y", lambda: 1, keep=lambda found: found > 1) == 1
+    assert memory.once("y", lambda: 1, keep=lambda value: value > 1) == 1
     assert memory.once("y", lambda: 2) == 2
 
 

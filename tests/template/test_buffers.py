@@ -1,4 +1,4 @@
-"""A template that prints all of it through a buffer (a set, filter or call block, a macro) writes the same spans."""
+"""A template that prints its output through a buffer (a set, filter or call block, a macro) has the same spans."""
 
 from typing import Any
 
@@ -70,10 +70,10 @@ def outcome(renderer: Renderer, conversation: Conversation) -> Any:
         for turn in rendered.turns[-1:]
         for cut in (0, 1, 3)
     ]
-    results = [
+    bridged = [
         (one.new_ids.tolist(), one.kinds.tolist(), one.messages.tolist()) if one else str(one) for one in bridges
     ]
-    return rendered.token_ids, rendered.mask.tolist(), rendered.turns, results, rendered.notes
+    return rendered.token_ids, rendered.mask.tolist(), rendered.turns, bridged, rendered.notes
 
 
 TURN = "'<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n'"
@@ -89,13 +89,13 @@ COLLECTED = {
 
 
 @pytest.mark.parametrize("way", COLLECTED)
-def test_text_that_a_namespace_collects_belongs_to_the_turn_that_it_was_put_together_in(way: str) -> None:
+def test_text_that_a_namespace_collects_belongs_to_the_turn_that_built_it(way: str) -> None:
     ask = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     loop = "{% set ns = namespace(s='', l=[]) %}{% for m in messages %}"
     bodies = [COLLECTED[way], "{{ TURN }}{% endfor %}"]
     tokenizer = Tokenizer(byte_tokenizer_json(["<|im_start|>", "<|im_end|>"]), fast=False)
     messages = [user("hi"), assistant("yes"), user("q"), assistant("no")]
-    seen: list[Any] = []
+    results: list[Any] = []
     for body in bodies:
         source = f"{loop}{body.replace('TURN', TURN)}{ask}"
         renderer = create_renderer(tokenizer, "default", chat_template=source, lost="ignore")
@@ -103,5 +103,5 @@ def test_text_that_a_namespace_collects_belongs_to_the_turn_that_it_was_put_toge
         bridges = [renderer.bridge_to_next_turn(prompt, list(text), [user("next")]) for text in (b"no", b"")]
         rendered = [renderer.render(messages, add_generation_prompt=prompt) for prompt in (False, True)]
         facts = [(one.mask.tolist(), one.message_indices, one.rendering.spans()) for one in rendered]
-        seen.append((facts, [None if bridge is None else bridge.token_ids for bridge in bridges]))
-    assert seen[0] == seen[1]
+        results.append((facts, [None if bridge is None else bridge.token_ids for bridge in bridges]))
+    assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""Compiling and running a chat template: what it may see, what it may not do, and how it fails."""
+"""Compiling and running a chat template: its variables, its sandbox, and its errors."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -163,7 +163,7 @@ def test_deep_arguments_are_a_limit_and_no_recursion_error() -> None:
             render(f"{{{{ {expression} }}}}", [{"role": "user", "content": "", "x": {"a": deep}}])
 
 
-# -- the surroundings of transformers
+# -- the same environment as in transformers
 
 
 def same_as_transformers(source: str, messages: list[dict[str, Any]] = MESSAGES, **variables: Any) -> str:
@@ -232,7 +232,7 @@ TAGGED = {
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_generation_tags_enclose_what_they_enclose_in_transformers(name: str) -> None:
+def test_generation_tags_cover_the_same_text_as_in_transformers(name: str) -> None:
     [text], [ranges] = chat_template_utils.render_jinja_template(
         [MESSAGES], chat_template=TAGGED[name], return_assistant_tokens_mask=True
     )
@@ -252,7 +252,7 @@ def test_a_generation_block_cannot_leave_the_loop_around_it(word: str) -> None:
 def test_one_template_serves_many_threads() -> None:
     template = ChatTemplate("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}")
 
-    def one(number: int) -> bool:
+    def renders_its_own_messages(number: int) -> bool:
         messages = [{"role": "user", "content": f"<{number}-{k}>"} for k in range(20)]
         rendering = template.render(messages)
         return (
@@ -261,4 +261,4 @@ def test_one_template_serves_many_threads() -> None:
         )
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(one, range(200)))
+        assert all(pool.map(renders_its_own_messages, range(200)))

@@ -1,7 +1,7 @@
-"""Templates give the text that transformers gives, and every character is credited to where it came from.
+"""Templates render the same text as in transformers, and every character is credited to its field.
 
-The oracles are transformers' own environment, and texts that spell the field they stand in: each field is written in
-letters of its own, so the output itself tells where each of them came from.
+The oracles are transformers' own environment, and signed texts: each field contains a letter that occurs in no other,
+so that the output itself shows the field of a text.
 """
 
 import itertools
@@ -53,12 +53,12 @@ TOOL: dict[str, Any] = {
 
 
 def facts(rendering: Rendering) -> tuple[Any, ...]:
-    """All that a rendering says."""
+    """All public facts of a rendering."""
     return rendering.text, rendering.spans(), rendering.generation, rendering.tail
 
 
 def outcome(render: Any) -> Any:
-    """What a render says; None if it is refused."""
+    """The facts of a rendering; None if the template refuses."""
     try:
         return facts(render())
     except TemplateError:
@@ -80,7 +80,7 @@ def by_transformers(source: str, messages: Any, tools: Any, prompt: bool, variab
 
 
 def same(source: str, messages: list[dict[str, Any]], tools: Any = None, prompt: bool = False, **variables: Any) -> Any:
-    """What the template makes of it, each time, which must be what transformers writes."""
+    """Render twice and compare with transformers; return the facts, or None if both refuse."""
     options = {"add_generation_prompt": prompt, "variables": wrap_variables({**SPECIALS, **variables})}
     before = json.dumps(messages, default=str)
     template = ChatTemplate(source)
@@ -99,7 +99,7 @@ def same(source: str, messages: list[dict[str, Any]], tools: Any = None, prompt:
 
 
 def signed(value: Any, path: tuple[Any, ...], letters: Iterator[int], owners: dict[str, tuple[Any, ...]]) -> Any:
-    """A message with a letter of its own in each text, and which letter stands for which field."""
+    """A message with a unique letter around each text; `owners` gets the field of each letter."""
     if isinstance(value, dict):
         unsigned = ("role", "type", "arguments")
         return {
@@ -114,7 +114,7 @@ def signed(value: Any, path: tuple[Any, ...], letters: Iterator[int], owners: di
     return f"{letter}{value}{letter}"
 
 
-# -- every family, on conversations nobody meant well
+# -- every family, on awkward conversations
 
 
 def text(chance: random.Random) -> str:
@@ -161,8 +161,8 @@ def family_templates(family: str) -> list[str]:
     """The templates that a family ships; its vocabulary is not needed."""
     folder = family_dir(family)
     sources = [path.read_text(encoding="utf-8") for path in folder.glob("*.jinja")]
-    stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template") or []
-    return sources + ([stated] if isinstance(stated, str) else [named["template"] for named in stated])
+    configured = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template") or []
+    return sources + ([configured] if isinstance(configured, str) else [entry["template"] for entry in configured])
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
@@ -227,13 +227,13 @@ def test_language(name: str) -> None:
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reasoning under the names that transformers offers it by."""
-    named = []
+    """Messages with reasoning under each name by which transformers passes it."""
+    renamed = []
     for message in messages:
-        named.append(message)
+        renamed.append(message)
         for reasoning in [message[name] for name in REASONING_FIELDS if message.get(name) is not None][:1]:
-            named[-1] = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    return named
+            renamed[-1] = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return renamed
 
 
 values = st.recursive(

@@ -1,7 +1,7 @@
-"""No way through a template turns a user's text into the template's own.
+"""No template can launder a user's text into scaffold.
 
-The content is spelled in Greek letters, which no snippet uses. Wherever one shows up in the output, it has to be
-credited to that very field, or to nobody.
+The content is spelled in Greek letters, which no snippet uses. Wherever one occurs in the output, it must be
+credited to its field, or be of unknown origin.
 """
 
 from typing import Any
@@ -148,7 +148,7 @@ LOSSY = {
 
 
 @pytest.mark.parametrize("name", [*EXACT, *LOSSY])
-def test_text_is_credited_to_its_field_or_to_nobody_where_it_cannot_be_followed(name: str) -> None:
+def test_text_is_credited_to_its_field_or_of_unknown_origin(name: str) -> None:
     rendering = render((EXACT | LOSSY)[name])
     assert GREEK & set(rendering.text) or name == "undefined"
     for text, _, origin in rendering.spans():
@@ -201,7 +201,7 @@ def test_containers(source: str, origins: set[Any] | None) -> None:
         ),
     ],
 )
-def test_what_is_credited_to_nobody_forges_nothing(source: str) -> None:
+def test_text_of_unknown_origin_forges_nothing(source: str) -> None:
     tokenizer = Tokenizer(byte_tokenizer_json([CONTENT, CONTENT[:2]]), fast=False)
     renderer = create_renderer(tokenizer, "default", chat_template=source)
     rendered = renderer.render(MESSAGES, tools=[{"name": "f", "description": CONTENT}])
@@ -214,6 +214,6 @@ def test_what_is_credited_to_nobody_forges_nothing(source: str) -> None:
 
 
 @pytest.mark.parametrize("left", ["1.0 *", "true *", "true +", "2.0 -", "9.0 //", "9 /", "2.0 **", "7 %"])
-def test_what_is_computed_of_a_number_is_of_unknown_origin(left: str) -> None:
+def test_a_computed_number_is_of_unknown_origin(left: str) -> None:
     template = ChatTemplate("{{ " + left + " messages[0].number }}")
     assert [origin for _, _, origin in template.render([{"role": "user", "number": 3}]).spans()] == [UNKNOWN]

@@ -1,10 +1,10 @@
-"""Everything there is, tried: filters, tests, methods, operators and globals of the environment.
+"""Tries all filters, tests, methods, operators and globals of the environment.
 
-Each prints what it prints under transformers, and none makes a user's text the template's own.
+Each prints the same text as under transformers, and none launders a user's text into scaffold.
 
-Nothing is listed by hand: names come from Jinja's tables and Python's types. The oracle is not our trace. Each
-expression is rendered by transformers' own environment with two secrets of one shape; what differs between the two
-texts came out of the secret, so it may not be the template's own in ours.
+Nothing is listed by hand: names come from Jinja's tables and Python's types. The oracle does not use our trace: each
+expression is rendered by transformers' own environment with two secrets of the same shape. Where the two texts differ,
+they depend on the secret, so these characters must not be scaffold in our rendering.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from tokentrace.template.environment import TracingEnvironment
 chat_template_utils = lazy("transformers.utils.chat_template_utils")
 
 SECRETS = ("λόγος Ωμέγα\nψυχή", "слово Омега\nдуша")
-"""Of one length and shape, so that counts, orders and truths are the same for both."""
+"""Of the same length and shape, so that counts, orders and truth values are equal."""
 NUMBERS = (955, 957)
 LETTERS = frozenset(form for char in SECRETS[0] for form in (char, char.upper(), char.lower())) - frozenset(" \n")
 
@@ -126,7 +126,7 @@ def chosen(name: str, among: tuple[str, ...]) -> str:
 
 
 def template() -> str:
-    """One template that holds every operation: which one it tries, on what, and how it prints it, are variables."""
+    """One template with every operation; variables select the operation, its operands and how it is printed."""
     consumers = (f"{{%- elif which_consumer == {at} -%}}{each}" for at, each in enumerate(CONSUMERS))
     return (
         f"{MACRO}{{%- set m = messages[0] -%}}{{%- set c = m.content -%}}"
@@ -142,9 +142,9 @@ Case = dict[str, int]
 
 def plain(case: Case, which: int) -> str | None:
     random.seed(0)
-    given = chat_template_utils._plain_template_data(messages(which))
+    data = chat_template_utils._plain_template_data(messages(which))
     try:
-        return str(chat_template_utils._compile_jinja_template(TEMPLATE).render(messages=given, tools=None, **case))
+        return str(chat_template_utils._compile_jinja_template(TEMPLATE).render(messages=data, tools=None, **case))
     except Exception:
         return None
 
@@ -162,13 +162,13 @@ def case_of(*numbers: int) -> Case:
 
 
 def describe(case: Case) -> str:
-    """What a case tries, for people."""
+    """A readable description of a case."""
     tables = (list(OPERATIONS.values()), VALUES, ARGUMENTS, NAMED, CONSUMERS)
     return ", ".join(table[at] for table, at in zip(tables, case.values(), strict=True))
 
 
 def from_the_secret(first: str, second: str) -> set[int]:
-    """Places in the first text that depend on the secret, of long texts those at the beginning: a diff takes long."""
+    """Positions in the first text that depend on the secret; in long texts only near the start, as a diff is slow."""
     if len(first) == len(second):
         return {at for at, (one, other) in enumerate(zip(first, second, strict=True)) if one != other}
     matcher = difflib.SequenceMatcher(None, first[:1000], second[:1000], autojunk=False)
@@ -176,7 +176,7 @@ def from_the_secret(first: str, second: str) -> set[int]:
 
 
 def laundered(rendering: Rendering, places: set[int]) -> str:
-    """What of the text is the template's own, though it is a secret's letter or depends on one."""
+    """Scaffold characters that are letters of the secret or depend on it."""
     letters, at = [], 0
     for text, _, origin in rendering.spans():
         if origin is None:
@@ -186,7 +186,7 @@ def laundered(rendering: Rendering, places: set[int]) -> str:
 
 
 def cases(name: str, consumers: int, each: int) -> Iterator[Case]:
-    """Ways to try an operation: the same ones each time."""
+    """Cases of an operation, the same ones in every run."""
     choose = random.Random(name)
     which = list(OPERATIONS).index(name)
     for consumer in range(consumers):

@@ -1,6 +1,6 @@
-"""A template that would never end, or fill the memory, is stopped and says so.
+"""A template that would never end, or fill the memory, is stopped with an error.
 
-Each runs in a process with little memory, so that a limit that does not hold fails one test and not the machine.
+Each runs in a process with little memory, so that a limit that does not work fails one test and not the machine.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ RUN = textwrap.dedent(
         os.waitpid(child, 0)
     """
 )
-"""Templates one after another, each in a child that loads nothing anew."""
+"""Runs templates one after another, each in a forked child, which has its imports loaded."""
 
 GROW = "{% set ns = namespace(x=START) %}{% for i in range(200) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x|length }}"
 KEEP = "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, VALUE] %}{% endfor %}"
@@ -141,7 +141,7 @@ ENDLESS = rotating(ALL_ENDLESS, "", 3)
 
 @functools.cache
 def outcomes() -> dict[str, str]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps({source: source for source in ENDLESS}),
         capture_output=True,
@@ -149,8 +149,8 @@ def outcomes() -> dict[str, str]:
         timeout=500,
         check=False,
     )
-    results = dict(map(json.loads, done.stdout.splitlines()))
-    return {source: results.get(source, f"it died: {done.stderr[-2_000:]}") for source in ENDLESS}
+    results = dict(map(json.loads, completed.stdout.splitlines()))
+    return {source: results.get(source, f"it died: {completed.stderr[-2_000:]}") for source in ENDLESS}
 
 
 @pytest.mark.parametrize("source", ENDLESS, ids=[source[-60:] for source in ENDLESS])
@@ -177,7 +177,7 @@ def test_deep_nesting() -> None:
 
 @pytest.mark.parametrize("step", ["{% set y = x[1:] %}", "{% set y = x|upper %}", "{% if 'yy' in x %}{% endif %}"])
 def test_few_but_slow_steps_are_stopped_by_the_clock(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline is moved close instead of waited for."""
+    """With a short deadline, so that the test need not wait."""
     monkeypatch.setattr(budget, "MAX_SECONDS", 0.2)
     monkeypatch.setattr(budget, "MAX_BYTES", 1 << 50)
     source = "{% set x = 'x' * 60000000 %}{% for i in range(99999) %}" + step + "{% endfor %}"
@@ -186,7 +186,7 @@ def test_few_but_slow_steps_are_stopped_by_the_clock(step: str, monkeypatch: pyt
 
 
 def test_long_honest_conversations_render() -> None:
-    """Templates do to each message what this one does, and pay for it once: nothing near a limit."""
+    """The operations that templates apply to each message stay far from the limits in a long conversation."""
     source = (
         "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
         "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ tools|tojson(indent=2) }}"

@@ -1,6 +1,6 @@
-"""A traced string is the string it traces, and knows the origin of each of its characters. So does its JSON.
+"""A traced string equals the plain string, and knows the origin of each of its characters. So does its JSON.
 
-Each origin is written in letters and spaces of its own, so that any result tells where its characters came from.
+Each origin has its own set of letters and spaces, so that any result shows the origin of its characters.
 """
 
 import copy
@@ -36,17 +36,17 @@ small = st.integers(-9, 9)
 
 
 def origins(value: TracedStr) -> list[Origin | None]:
-    """The origin of each character; fails unless the runs cover the text without gaps."""
-    out: list[Origin | None] = []
+    """The origin of each character. Fails if the runs do not cover the text exactly."""
+    by_character: list[Origin | None] = []
     for end, origin in value.runs:
-        assert end > len(out), f"a run that is empty or goes backwards: {value.runs}"
-        out += [origin] * (end - len(out))
-    assert len(out) == len(value), f"runs end at {len(out)}, the text at {len(value)}"
-    return out
+        assert end > len(by_character), f"a run that is empty or goes backwards: {value.runs}"
+        by_character += [origin] * (end - len(by_character))
+    assert len(by_character) == len(value), f"runs end at {len(by_character)}, the text at {len(value)}"
+    return by_character
 
 
 def plain(value: Any) -> Any:
-    """A result without its trace, which must be that of its letters."""
+    """A result without its trace, which must match its letters."""
     if isinstance(value, TracedStr):
         text = str.__getitem__(value, slice(None))
         assert origins(value) == [OWNERS[letter] for letter in text]
@@ -97,7 +97,7 @@ def test_replace(value: TracedStr, old: str, new: TracedStr, count: int) -> None
     ):
         if old or result is value:
             assert plain(result) == expected
-        else:  # between all letters: nobody can say
+        else:  # inserted between all letters: of unknown origin
             assert result == expected
             assert set(origins(result)) <= {UNKNOWN}
 
@@ -124,7 +124,7 @@ def test_case_mappings_are_exact_or_unknown(value: TracedStr, name: str) -> None
 
 
 @given(values, words)
-def test_questions_have_the_answers_of_a_plain_string(value: TracedStr, word: str) -> None:
+def test_queries_return_the_same_as_for_a_plain_string(value: TracedStr, word: str) -> None:
     text = plain(value)
     for name in (name for name in dir(str) if name.startswith("is")):
         assert getattr(value, name)() == getattr(text, name)(), name
@@ -162,72 +162,72 @@ json_options = st.fixed_dictionaries(
 ROOT = Origin.of(3, "field")
 
 
-def expected(value: Any, chosen: dict[str, Any]) -> str:
-    return json.dumps(value, **{"ensure_ascii": False} | chosen)
+def expected(value: Any, options: dict[str, Any]) -> str:
+    return json.dumps(value, **{"ensure_ascii": False} | options)
 
 
 @given(json_values, json_options)
-def test_the_text_is_that_of_json_dumps(value: Any, chosen: dict[str, Any]) -> None:
-    got = dumps(wrap(value, ROOT), JsonOptions(**chosen))
-    assert got == expected(value, chosen)
-    assert got == dumps(value, JsonOptions(**chosen))
-    assert isinstance(got, TracedStr)
-    assert got.runs[-1][0] == len(got)
-    assert [end for end, _ in got.runs] == sorted({end for end, _ in got.runs})
+def test_the_text_is_that_of_json_dumps(value: Any, options: dict[str, Any]) -> None:
+    dumped = dumps(wrap(value, ROOT), JsonOptions(**options))
+    assert dumped == expected(value, options)
+    assert dumped == dumps(value, JsonOptions(**options))
+    assert isinstance(dumped, TracedStr)
+    assert dumped.runs[-1][0] == len(dumped)
+    assert [end for end, _ in dumped.runs] == sorted({end for end, _ in dumped.runs})
     if value != "":  # an empty string has no character to be credited
-        assert all(origin is not None and origin[: len(ROOT)] == ROOT for _, origin in got.runs)
+        assert all(origin is not None and origin[: len(ROOT)] == ROOT for _, origin in dumped.runs)
 
 
 @given(json_values, json_options)
-def test_arguments_are_one_field(value: Any, chosen: dict[str, Any]) -> None:
+def test_arguments_are_one_field(value: Any, options: dict[str, Any]) -> None:
     origin = Origin.of(3, "tool_calls", 0, "function", "arguments")
     arguments = {"value": value, "more": [value]}
-    got = dumps(wrap(arguments, origin), JsonOptions(**chosen))
-    assert got == expected(arguments, chosen)
-    assert got.runs == ((len(got), origin),)
-    outer = dumps({"name": "f", "arguments": wrap(arguments, origin)}, JsonOptions(**chosen))
-    assert outer == expected({"name": "f", "arguments": arguments}, chosen)
+    dumped = dumps(wrap(arguments, origin), JsonOptions(**options))
+    assert dumped == expected(arguments, options)
+    assert dumped.runs == ((len(dumped), origin),)
+    outer = dumps({"name": "f", "arguments": wrap(arguments, origin)}, JsonOptions(**options))
+    assert outer == expected({"name": "f", "arguments": arguments}, options)
 
 
 @given(
     st.dictionaries(scalars.filter(lambda key: not (isinstance(key, float) and math.isnan(key))), scalars, max_size=4),
     json_options,
 )
-def test_keys_of_every_kind(value: dict[Any, Any], chosen: dict[str, Any]) -> None:
+def test_keys_of_every_kind(value: dict[Any, Any], options: dict[str, Any]) -> None:
     try:
-        text = expected(value, chosen)
+        text = expected(value, options)
     except TypeError:  # keys that cannot be sorted
         with pytest.raises(TypeError):
-            dumps(wrap(value, ROOT), JsonOptions(**chosen))
+            dumps(wrap(value, ROOT), JsonOptions(**options))
         return
-    assert dumps(wrap(value, ROOT), JsonOptions(**chosen)) == text
-    assert dumps(value, JsonOptions(**chosen)) == text
+    assert dumps(wrap(value, ROOT), JsonOptions(**options)) == text
+    assert dumps(value, JsonOptions(**options)) == text
 
 
 @given(st.lists(st.tuples(texts, st.sampled_from([None, ROOT, UNKNOWN])), max_size=5), st.booleans())
 def test_strings_of_several_origins_are_escaped_run_by_run(parts: list[tuple[str, Any]], ensure_ascii: bool) -> None:
     whole = join_traced([traced(text, origin) for text, origin in parts])
-    got = dumps([whole], JsonOptions(ensure_ascii))
-    assert got == json.dumps(["".join(text for text, _ in parts)], ensure_ascii=ensure_ascii)
+    dumped = dumps([whole], JsonOptions(ensure_ascii))
+    assert dumped == json.dumps(["".join(text for text, _ in parts)], ensure_ascii=ensure_ascii)
     for origin in (ROOT, UNKNOWN):
         credited = "".join(
-            str.__getitem__(got, slice(start, end))
-            for start, (end, found) in zip([0, *(end for end, _ in got.runs)], got.runs, strict=False)
-            if found == origin
+            str.__getitem__(dumped, slice(start, end))
+            for start, (end, owner) in zip([0, *(end for end, _ in dumped.runs)], dumped.runs, strict=False)
+            if owner == origin
         )
-        own = [json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for text, found in parts if found == origin]
-        assert credited.strip('"') == "".join(own).strip('"')
+        escaped = [json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for text, owner in parts if owner == origin]
+        assert credited.strip('"') == "".join(escaped).strip('"')
 
 
 def test_each_scalar_is_credited_to_its_own_field() -> None:
-    got = dumps(wrap({"a": "x", "b": [1, None]}, ROOT))
-    inside = [origin[len(ROOT) :] for _, origin in got.runs if origin is not None]
+    dumped = dumps(wrap({"a": "x", "b": [1, None]}, ROOT))
+    inside = [origin[len(ROOT) :] for _, origin in dumped.runs if origin is not None]
     assert inside == [(), ("a", KEY), (), ("a",), (), ("b", KEY), (), ("b",), ("b", 0), ("b",), ("b", 1), ("b",), ()]
     built = dumps({"role": traced("x", ROOT), "n": 1})
     assert [origin for _, origin in built.runs] == [None, ROOT, None]
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_values_that_are_not_json_are_refused() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         dumps({"a": object()})
     with pytest.raises(TypeError, match="keys must be"):

@@ -1,4 +1,4 @@
-"""Spans to ids: each token knows its span, and control tokens come through one door only."""
+"""Encoding spans: each token belongs to a span, and only trusted text makes control tokens."""
 
 import itertools
 import json
@@ -43,35 +43,35 @@ def _trained(tokenizer: tokenizers.Tokenizer, trainer: Any, extra: Sequence[Adde
 
 
 def byte_level(normalizer: Any = None, extra: Sequence[AddedToken] = ()) -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(models.BPE())
-    made.normalizer = normalizer
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.normalizer = normalizer
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return _trained(made, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False), extra)
+    return _trained(bpe, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False), extra)
 
 
 def byte_fallback(scheme: str | None, extra: Sequence[AddedToken] = ()) -> tokenizers.Tokenizer:
-    """As Llama 2 (a space before the text) and Gemma (none) have it: unknown characters are spelled in bytes."""
-    made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    """As in Llama 2 (a space before the text) and Gemma (none): unknown characters are spelled in bytes."""
+    bpe = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     steps: list[Any] = [normalizers.Replace(" ", "▁")]
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *steps] if scheme else steps)
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *steps] if scheme else steps)
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     special = ["<unk>", *CONTROLS[-1:], *(f"<0x{byte:02X}>" for byte in range(256))]
-    trained = _trained(made, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False), extra)
+    trained = _trained(bpe, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False), extra)
     spec = json.loads(trained.to_str())
     spec["added_tokens"] = [row for row in spec["added_tokens"] if not row["content"].startswith("<0x")]
     return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
 def unigram(scheme: str, extra: Sequence[AddedToken] = ()) -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
     )
-    return _trained(made, trainer, extra)
+    return _trained(tokenizer, trainer, extra)
 
 
 NORMALIZED = [
@@ -124,17 +124,17 @@ def made(kind: str) -> tuple[Tokenizer, tokenizers.Tokenizer]:
 
 
 def trust_of(origin: Any) -> Trust:
-    """Text with an origin is not trusted; scaffold always is."""
+    """Text with an origin is not trusted."""
     return Trust.NONE
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]]) -> tuple[Rendering, list[Trust]]:
-    """Pieces of text as spans, each with whether it is trusted."""
-    kept = [(text, ok) for text, ok in pieces if text]
-    ends = np.cumsum([len(text) for text, _ in kept]).tolist() if kept else []
-    origins: list[Any] = [None if ok else ("messages", index, "content") for index, (_, ok) in enumerate(kept)]
-    rendering = Rendering("".join(text for text, _ in kept), ends, [0] * len(kept), origins)
-    return rendering, [Trust.ANY if ok else Trust.NONE for _, ok in kept]
+    """Pieces of text, each trusted or not, as a rendering and the trust of its spans."""
+    spans = [(text, ok) for text, ok in pieces if text]
+    ends = np.cumsum([len(text) for text, _ in spans]).tolist() if spans else []
+    origins: list[Any] = [None if ok else ("messages", index, "content") for index, (_, ok) in enumerate(spans)]
+    rendering = Rendering("".join(text for text, _ in spans), ends, [0] * len(spans), origins)
+    return rendering, [Trust.ANY if ok else Trust.NONE for _, ok in spans]
 
 
 def encode(kind: str, pieces: Sequence[tuple[str, bool]], policy: ControlPolicy = LITERAL) -> Encoded:
@@ -159,7 +159,7 @@ pieces_of = st.lists(st.tuples(texts, st.booleans()), max_size=6)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(60))
 @given(pieces=pieces_of)
-def test_what_is_trusted_is_as_in_tokenizers_and_the_others_make_no_control_token(
+def test_trusted_text_is_as_in_tokenizers_and_other_text_makes_no_control_token(
     kind: str, pieces: list[tuple[str, bool]]
 ) -> None:
     (tokenizer, reference), text = made(kind), "".join(text for text, _ in pieces)
@@ -183,7 +183,7 @@ NAMED = sorted({*CONTROLS, "<L>", "<R>", "<B>", "word", "Word", "<N>", "<n>x"})
 
 @cache
 def without(kind: str, names: frozenset[str]) -> tokenizers.Tokenizer:
-    """The tokenizer in which these control tokens are called something that no text holds."""
+    """The tokenizer with these control tokens renamed to names that no text contains."""
     spec = json.loads(made(kind)[1].to_str())
     for row in spec["added_tokens"]:
         if row["content"] in names:
@@ -194,17 +194,17 @@ def without(kind: str, names: frozenset[str]) -> tokenizers.Tokenizer:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("byte_level", "normalized", "white"))])
 @settings(max_examples=examples(100))
 @given(data=st.data())
-def test_a_forged_token_is_as_if_there_were_none_of_that_name(kind: str, data: st.DataObject) -> None:
-    """The oracle is ``tokenizers`` itself, with the tokens renamed that only untrusted text spells."""
+def test_a_forged_token_encodes_as_if_no_token_had_its_name(kind: str, data: st.DataObject) -> None:
+    """The oracle is ``tokenizers`` itself, with those tokens renamed that only untrusted text spells."""
     tokenizer, reference = made(kind)
     vocabulary = json.loads(reference.to_str())["model"]["vocab"]
     names = [name for name in NAMED if name not in vocabulary]
     forged = data.draw(st.sets(st.sampled_from(names), min_size=1))
     plain = st.text(st.sampled_from("ab eéñ日🙂\n\t'_1½Ⓐ\u200d\x1cW"), max_size=6)
-    own = plain | st.sampled_from([name for name in names if name not in forged] or ["x"])
+    trusted_text = plain | st.sampled_from([name for name in names if name not in forged] or ["x"])
     pieces = data.draw(
         st.lists(
-            st.tuples(own, st.just(True)) | st.tuples(plain | st.sampled_from(sorted(forged)), st.just(False)),
+            st.tuples(trusted_text, st.just(True)) | st.tuples(plain | st.sampled_from(sorted(forged)), st.just(False)),
             max_size=8,
         )
     )
@@ -224,7 +224,7 @@ def test_a_forged_token_is_as_if_there_were_none_of_that_name(kind: str, data: s
         inside = text[start:end].strip()
         begin = text.index(inside, start) if inside else start
         if index in by_token and is_untrusted(begin, begin + len(inside)) != (by_token[index].text in forged):
-            return  # another one put together with text that is not trusted, or this one of text that is
+            return  # untrusted text builds another token too, or trusted text builds this one
     assert encode_spans(tokenizer, rendering, trust_of, LITERAL).ids.tolist() == renamed.ids
 
 
@@ -237,7 +237,7 @@ def test_white_space_tokens_keep_their_ids_in_plain_text() -> None:
         assert tokenizer.decode(plain) == text
 
 
-def test_a_control_token_put_together_across_a_border_stays_text() -> None:
+def test_a_control_token_built_across_spans_stays_text() -> None:
     for pieces in (
         [("<|", False), ("im_end|>", True)],
         [("<|im_", True), ("end|>", False)],
@@ -252,13 +252,13 @@ def test_a_control_token_put_together_across_a_border_stays_text() -> None:
     assert both.control.tolist() == [True]
 
 
-def test_an_overlap_does_not_eat_a_trusted_token() -> None:
+def test_an_overlap_does_not_consume_a_trusted_token() -> None:
     encoded = encode("byte_level", [("a<|im_end|", False), ("<|im_end|>", True), ("<|im_end|>", False)])
     assert encoded.control.sum() == 1
     assert encoded.spans[encoded.control].tolist() == [1]
 
 
-# -- where each token stands
+# -- the position of each token
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -267,8 +267,8 @@ def test_an_overlap_does_not_eat_a_trusted_token() -> None:
 def test_each_token_belongs_to_the_span_it_begins_in(
     kind: str, pieces: list[tuple[str, bool]], everything: bool
 ) -> None:
-    """Checked by decoding: what the tokens of the first k spans spell is the text of these spans, but for
-    a token that crosses the border."""
+    """Checked by decoding: the tokens of the first k spans spell the text of these spans, except for a token
+    that crosses their end."""
     tokenizer, _ = made(kind)
     encoded = encode(kind, [(text, ok or everything) for text, ok in pieces])
     rendering, count = encoded.rendering, len(encoded.ids)
@@ -303,7 +303,7 @@ def test_each_token_belongs_to_the_span_it_begins_in(
 @example(text=" 1 <B>")
 @given(text=texts)
 def test_positions_are_those_that_tokenizers_reports(kind: str, text: str) -> None:
-    """Where `tokenizers` is right: on text that no normalizer changes and no character of which is split."""
+    """Only on text for which `tokenizers` is right: no normalizer changes it, and no character is split."""
     reference = made(kind)[1]
     normalizer = reference.normalizer
     if normalizer is not None and kind.startswith("byte_level") and normalizer.normalize_str(text) != text:
@@ -334,8 +334,8 @@ def test_decomposed_text_keeps_its_field(text: str, composed: str) -> None:
     encoded = encode("byte_level_nfc", [("x", True), (text, False), ("y<|im_end|>", True), ("z", False)])
     assert tokenizer.decode(encoded.ids) == unicodedata.normalize("NFC", f"x{text}y<|im_end|>z")
     for span, expected in enumerate(("x", composed, "y<|im_end|>", "z")):
-        mine = tokenizer.decode(encoded.ids[encoded.spans == span])
-        assert mine == expected or text == "\u0300x"
+        decoded = tokenizer.decode(encoded.ids[encoded.spans == span])
+        assert decoded == expected or text == "\u0300x"
 
 
 def test_a_token_that_absorbs_white_space_stays_with_its_own_text() -> None:
@@ -343,7 +343,7 @@ def test_a_token_that_absorbs_white_space_stays_with_its_own_text() -> None:
     encoded = encode("byte_level_strip", pieces)
     assert encoded.spans[encoded.control].tolist() == [1]
     assert encoded.ids.tolist() == made("byte_level_strip")[1].encode("hello  <L> x", add_special_tokens=False).ids
-    rejected = encode("byte_level_strip", pieces, REJECT)  # white space is nobody's forgery
+    rejected = encode("byte_level_strip", pieces, REJECT)  # absorbing white space is no forgery
     assert rejected.ids.tolist() == encoded.ids.tolist()
     after = encode("byte_level_strip", [("<R>", True), ("  hello", False)], REJECT)
     assert after.spans[after.control].tolist() == [0]
@@ -361,7 +361,7 @@ def test_tokens_touching_a_stretch_of_text() -> None:
         assert encoded.tokens_touching(0, len(text)) == (0, len(encoded.ids))
 
 
-# -- policies, as a renderer has them
+# -- policies of a renderer
 
 
 TEMPLATE = (

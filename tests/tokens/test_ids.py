@@ -1,4 +1,4 @@
-"""Lists of ids are checked in one look; a tuple is looked at one by one, and comes to the same."""
+"""A list of ids is checked all at once and a tuple item by item, with the same outcome."""
 
 import enum
 from typing import Any
@@ -23,10 +23,10 @@ ODD = st.sampled_from(
 
 def outcome(value: Any, vocab_size: int | None) -> tuple[Any, ...]:
     try:
-        found = check_ids(value, "ids", vocab_size=vocab_size)
+        ids = check_ids(value, "ids", vocab_size=vocab_size)
     except InputError as error:
         return (str(error),)
-    return (found.dtype, found.tolist())
+    return (ids.dtype, ids.tolist())
 
 
 @settings(deadline=None)
@@ -36,5 +36,5 @@ def outcome(value: Any, vocab_size: int | None) -> tuple[Any, ...]:
     | ODD.map(lambda odd: [*[105] * 200, odd, *[105] * 100]),
     st.sampled_from([None, 106]),
 )
-def test_a_list_is_what_its_items_one_by_one_are(value: list[Any], vocab_size: int | None) -> None:
+def test_a_list_has_the_same_outcome_as_a_tuple(value: list[Any], vocab_size: int | None) -> None:
     assert outcome(value, vocab_size) == outcome(tuple(value), vocab_size)

@@ -1,4 +1,4 @@
-"""Where tokenizers come from, and what is said where there is none."""
+"""Loading tokenizers, and the errors if that fails."""
 
 import json
 import sys
@@ -84,17 +84,17 @@ def install_hub(monkeypatch: pytest.MonkeyPatch, download: Any) -> None:
 
 
 def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str | None, list[str]]] = []
+    requests: list[tuple[str, str | None, list[str]]] = []
 
     def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision, allow_patterns))
+        requests.append((name, revision, allow_patterns))
         return str(folder)
 
     install_hub(monkeypatch, download)
     loaded = load_tokenizer("someone/something")
     assert loaded.name == "someone/something"
     load_tokenizer("someone/something@v1.0")
-    (name, revision, patterns), other = asked
+    (name, revision, patterns), other = requests
     assert (name, revision) == ("someone/something", None)
     assert other[:2] == ("someone/something", "v1.0")
     assert "tokenizer.json" in patterns
@@ -108,7 +108,7 @@ HUB = {
     "RevisionNotFoundError": "the hub has no such revision of it",
     "HFValidationError": "that is not the name of a model on the hub",
 }
-"""By the hub's error: what is said of it."""
+"""The message for each of the hub's errors."""
 NOWHERE = ("./nowhere", "/no/such/folder", "~/nowhere", "", "a/b/c", "~nobody-at-all/x", "x" * 5_000, "\0")
 
 
@@ -119,7 +119,7 @@ NOWHERE = ("./nowhere", "/no/such/folder", "~/nowhere", "", "a/b/c", "~nobody-at
         *((name, "Error", ".") for name in NOWHERE),
     ],
 )
-def test_names_of_nothing(source: str, error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_are_refused(source: str, error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(name: str, **_: Any) -> str:
         raise type(error, (ConnectionError,), {})("Got: Name or service not known\nand a page of advice")
 
@@ -128,7 +128,7 @@ def test_names_of_nothing(source: str, error: str, words: str, monkeypatch: pyte
         load_tokenizer(source)
 
 
-# -- what is none
+# -- files that are no tokenizer
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:

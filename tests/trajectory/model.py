@@ -1,4 +1,4 @@
-"""What a trajectory should be, in plain lists: each branch has its whole stream. And the laws of any trajectory."""
+"""A model of trajectories in plain lists, each branch with its whole stream, and checks of any trajectory."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Piece:
-    """A write along a branch; cut to the part that lies in it."""
+    """A write along a branch; `cut` if only a part of it lies in the branch."""
 
     owner: int
     start: int
@@ -69,8 +69,8 @@ class Model:
         for start, stop, message in spans:
             owners[start:stop] = [before + message] * (stop - start)
         start = len(branch.tokens)
-        for one, kind, message in zip(ids, kinds, owners, strict=True):
-            branch.tokens.append(Token(one, kind, index, None, message))
+        for token, kind, message in zip(ids, kinds, owners, strict=True):
+            branch.tokens.append(Token(token, kind, index, None, message))
         branch.pieces.append(Piece(index, start, len(branch.tokens), before, before + messages))
         self.current = index
 
@@ -82,13 +82,13 @@ class Model:
         message = last.before if continues and last is not None else branch.messages
         start = len(branch.tokens)
         values: list[float | None] = [None] * len(ids) if logprobs is None else list(logprobs)
-        for one, value in zip(ids, values, strict=True):
-            branch.tokens.append(Token(one, Kind.SAMPLED, index, value, message))
+        for token, value in zip(ids, values, strict=True):
+            branch.tokens.append(Token(token, Kind.SAMPLED, index, value, message))
         branch.pieces.append(Piece(index, start, len(branch.tokens), message, message + 1, turn | {"c": continues}))
         self.current = index
 
     def open(self, source: int, position: int, cause: str) -> int:
-        """A branch that so far only shares; the caller adds its context."""
+        """Open a branch with its shared tokens; the caller adds its context."""
         if position == 0:
             self.branches.append(ModelBranch(-1, 0, cause))
             return len(self.branches) - 1
@@ -101,7 +101,7 @@ class Model:
                 messages = piece.before
             else:
                 messages = piece.before if piece.cut else piece.after
-        if pieces and pieces[-1].after != messages:  # a turn that was cut has not brought its message
+        if pieces and pieces[-1].after != messages:  # a cut turn does not count as a message
             pieces[-1] = replace(pieces[-1], after=messages)
         tokens = old.tokens[:position]
         self.branches.append(ModelBranch(tokens[-1].owner, position, cause, tokens, pieces))
@@ -127,8 +127,8 @@ class Model:
 
     def can_continue(self, index: int) -> bool:
         branch = self.branches[index]
-        own = [piece for piece in branch.pieces if piece.owner == index]
-        last = next((piece for piece in reversed(own) if piece.turn is not None), None)
+        own_pieces = [piece for piece in branch.pieces if piece.owner == index]
+        last = next((piece for piece in reversed(own_pieces) if piece.turn is not None), None)
         if last is None or last.turn is None or last.after != branch.messages:
             return False
         return last.start == last.stop or last.turn["finish_reason"] in {"abort", "length"}
@@ -138,20 +138,20 @@ def assert_same(model: Model, trajectory: Trajectory) -> None:
     assert trajectory.current == model.current
     assert trajectory.num_branches == len(model.branches)
     trained = 0
-    for index, (expected, found) in enumerate(zip(model.branches, trajectory.branches, strict=True)):
-        assert (found.parent, found.start, found.cause) == (expected.parent, expected.start, expected.cause)
+    for index, (expected, actual) in enumerate(zip(model.branches, trajectory.branches, strict=True)):
+        assert (actual.parent, actual.start, actual.cause) == (expected.parent, expected.start, expected.cause)
         tokens = expected.tokens
-        assert found.stop == len(tokens)
+        assert actual.stop == len(tokens)
         assert trajectory.stream(index).tolist() == expected.ids
         assert trajectory.table(index).kinds.tolist() == [token.kind for token in tokens]
         assert trajectory.table(index).mask.tolist() == [token.kind == Kind.SAMPLED for token in tokens]
         once = [token.kind == Kind.SAMPLED and token.owner == index for token in tokens]
         assert trajectory.loss_mask(index).tolist() == once
-        assert found.sampled == sum(once)
+        assert actual.sampled == sum(once)
         trained += sum(once)
         if trajectory.has_logprobs:
-            wanted = np.array([math.nan if token.logprob is None else token.logprob for token in tokens], np.float32)
-            assert trajectory.logprobs(index).tobytes() == wanted.tobytes()
+            logprobs = np.array([math.nan if token.logprob is None else token.logprob for token in tokens], np.float32)
+            assert trajectory.logprobs(index).tobytes() == logprobs.tobytes()
         else:
             with pytest.raises(TrajectoryError, match="logprobs=False"):
                 trajectory.logprobs(index)
@@ -164,18 +164,18 @@ def assert_same(model: Model, trajectory: Trajectory) -> None:
 
 
 def assert_same_channels(expected: ModelBranch, trajectory: Trajectory, index: int) -> None:
-    wanted: dict[str, list[Any]] = {}
+    entries_by_name: dict[str, list[Any]] = {}
     for piece in expected.pieces:
         for name, entries in (piece.turn or {}).get("channels", {}).items():
             if entries:
-                row = wanted.setdefault(name, [None] * len(expected.tokens))
+                row = entries_by_name.setdefault(name, [None] * len(expected.tokens))
                 row[piece.start : piece.stop] = entries[: piece.stop - piece.start]
-    found = trajectory.channels(index)
-    assert {name: channel.entries() for name, channel in found.items()} == wanted
-    for name, channel in found.items():
-        assert channel.present.tolist() == [entry is not None for entry in wanted[name]]
+    channels = trajectory.channels(index)
+    assert {name: channel.entries() for name, channel in channels.items()} == entries_by_name
+    for name, channel in channels.items():
+        assert channel.present.tolist() == [entry is not None for entry in entries_by_name[name]]
         start = len(channel) // 3
-        assert channel.slice(start, len(channel)).entries() == wanted[name][start:]
+        assert channel.slice(start, len(channel)).entries() == entries_by_name[name][start:]
 
 
 def assert_same_turns(expected: ModelBranch, trajectory: Trajectory, index: int) -> None:
@@ -194,16 +194,16 @@ def assert_same_turns(expected: ModelBranch, trajectory: Trajectory, index: int)
         assert by_token == piece.turn["by_token"][: len(turn)]
         assert turn.tokens.ids.tolist() == expected.ids[piece.start : piece.stop]
         if trajectory.has_logprobs:
-            wanted = np.array([token.logprob for token in expected.tokens[piece.start : piece.stop]], np.float32)
+            logprobs = np.array([token.logprob for token in expected.tokens[piece.start : piece.stop]], np.float32)
             assert turn.tokens.logprobs is not None
-            assert turn.tokens.logprobs.tobytes() == wanted.tobytes()
+            assert turn.tokens.logprobs.tobytes() == logprobs.tobytes()
 
 
-# -- laws, checked through public names
+# -- checks through the public API
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
-    """Assert that the writes alone give this trajectory, and that every read agrees with them."""
+    """Assert that replaying the writes gives this trajectory, and that every read agrees with them."""
     assert to_bytes(replayed(trajectory)) == to_bytes(trajectory)
     branches = trajectory.branches
     streams: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Trajectories in files: exact, whole up to where they were cut off; bytes that are no trajectory are refused."""
+"""Trajectories in files: exact, and complete up to a cut; bytes that are no trajectory are refused."""
 
 import json
 import struct
@@ -37,9 +37,9 @@ def record(kind: int, payload: bytes) -> bytes:
     return head + struct.pack("<I", zlib.crc32(head)) + payload + struct.pack("<I", zlib.crc32(payload))
 
 
-def payload(value: Any, rest: bytes = b"") -> bytes:
+def payload(value: Any, arrays: bytes = b"") -> bytes:
     text = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return struct.pack("<I", len(text)) + text + rest
+    return struct.pack("<I", len(text)) + text + arrays
 
 
 # -- exact
@@ -56,7 +56,7 @@ def test_an_empty_trajectory_and_every_float_come_back() -> None:
     assert loaded.logprobs()[-len(bits) :].tobytes() == bits.tobytes()
 
 
-def test_the_form_is_the_documented_one() -> None:
+def test_the_format_is_the_documented_one() -> None:
     trajectory = Trajectory(name="n", vocab_size=9)
     trajectory.begin([1, 2], messages=1)
     trajectory.append_completion(
@@ -71,8 +71,8 @@ def test_the_form_is_the_documented_one() -> None:
     expected += record(4, payload(turn, struct.pack("<if", 7, -0.5)))
     assert to_bytes(trajectory) == expected
     trajectory.append_context([3], Kind.CONTEXT)
-    told = {"experts": [[[1, 300]]], "top": (((5, -0.5),),)}
-    last = trajectory.append_completion([8], [-1.0], finish_reason="stop", channels=told)
+    channels = {"experts": [[[1, 300]]], "top": (((5, -0.5),),)}
+    last = trajectory.append_completion([8], [-1.0], finish_reason="stop", channels=channels)
     trajectory.set_reward(0.5, last)
     trajectory.set_reward(2)
     context = b'{"branch":0,"start":3,"tokens":1,"messages":2,"spans":[]}'
@@ -116,15 +116,15 @@ def test_a_flipped_bit_is_never_loaded(seed: int, data: st.DataObject) -> None:
         walk.step()
     original = to_bytes(walk.trajectory)
     position = data.draw(st.integers(len(MAGIC) + 4, len(original) - 1))
-    spoilt = bytearray(original)
-    spoilt[position] ^= 1 << data.draw(st.integers(0, 7))
-    loaded = from_bytes(spoilt)
+    corrupted = bytearray(original)
+    corrupted[position] ^= 1 << data.draw(st.integers(0, 7))
+    loaded = from_bytes(corrupted)
     assert loaded.truncated
     assert original.startswith(to_bytes(loaded.trajectory)) or loaded.good_bytes == 0
     assert loaded.good_bytes <= position
 
 
-# -- records on their own, as a store keeps them
+# -- single records, as in a store
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ def test_a_flipped_bit_is_never_loaded(seed: int, data: st.DataObject) -> None:
 )
 def test_a_record_that_is_not_whole_is_refused_after_those_before_it(spoil: Any, problem: str) -> None:
     first, second, *_ = write_records(small())
-    again = Trajectory()
+    replayed = Trajectory()
     with pytest.raises(TrajectoryError, match=problem):
-        replay_records(again, [first, spoil(second)])
-    assert again.num_writes == 1
+        replay_records(replayed, [first, spoil(second)])
+    assert replayed.num_writes == 1
     with pytest.raises(TrajectoryError):
-        replay_records(again, [first])
-    replay_records(again, [second])
-    assert again.num_writes == 2
+        replay_records(replayed, [first])
+    replay_records(replayed, [second])
+    assert replayed.num_writes == 2
 
 
 # -- files
@@ -214,29 +214,29 @@ CONTEXT = {"branch": 0, "start": 2, "tokens": 1, "messages": 1, "spans": []}
 FORK = {"branch": 1, "start": 1, "tokens": 0, "messages": 0, "spans": [], "parent": 0, "cause": "x"}
 EXPERTS = {"name": "experts", "bytes": 2, "dtype": "<u2", "shape": []}
 OPEN_ARRAYS = struct.pack("<ii", 1, 2) + b"\0\0"
-TOLD = struct.pack("<ifH", 3, -1.0, 258)
+CHANNEL_ARRAYS = struct.pack("<ifH", 3, -1.0, 258)
 DEEP = b"[" * 100_000
 FRONT = MAGIC + struct.pack("<I", VERSION) + record(1, payload(HEADER))
-BEGUN = FRONT + record(2, payload(OPEN, OPEN_ARRAYS))
+OPENED = FRONT + record(2, payload(OPEN, OPEN_ARRAYS))
 
 
-def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
+def test_the_parts_of_hostile_files_are_valid_on_their_own() -> None:
     turn = record(4, payload(TURN, struct.pack("<if", 3, -1.0)))
     fork = record(2, payload(FORK))
     context = record(3, payload(CONTEXT, struct.pack("<i", 3) + b"\2"))
-    assert from_bytes(BEGUN + fork + turn).trajectory.num_writes == 3
-    assert from_bytes(BEGUN + context).trajectory.num_writes == 2
-    told = from_bytes(BEGUN + record(4, payload(TURN | {"channels": [EXPERTS]}, TOLD)))
-    assert told.trajectory.channels()["experts"].entries() == [None, None, 258]
-    odd = {"big": np.array([7], ">i4"), "bools": [[True, 2]], "mapping": [MappingProxyType({"a": 1})]}
+    assert from_bytes(OPENED + fork + turn).trajectory.num_writes == 3
+    assert from_bytes(OPENED + context).trajectory.num_writes == 2
+    loaded = from_bytes(OPENED + record(4, payload(TURN | {"channels": [EXPERTS]}, CHANNEL_ARRAYS)))
+    assert loaded.trajectory.channels()["experts"].entries() == [None, None, 258]
+    channels = {"big": np.array([7], ">i4"), "bools": [[True, 2]], "mapping": [MappingProxyType({"a": 1})]}
     trajectory = Trajectory()
     trajectory.begin([1])
-    trajectory.append_completion([2], [-1.0], finish_reason="stop", channels=odd)
-    kept = {name: channel.entries()[1] for name, channel in trajectory.channels().items()}
-    assert kept == {"big": 7, "bools": [True, 2], "mapping": {"a": 1}}
-    assert kept["bools"][0] is True
-    told = from_bytes(BEGUN + turn + record(5, payload({"write": 1, "reward": 3})))
-    assert told.trajectory.turns()[0].reward == 3.0
+    trajectory.append_completion([2], [-1.0], finish_reason="stop", channels=channels)
+    entries = {name: channel.entries()[1] for name, channel in trajectory.channels().items()}
+    assert entries == {"big": 7, "bools": [True, 2], "mapping": {"a": 1}}
+    assert entries["bools"][0] is True
+    loaded = from_bytes(OPENED + turn + record(5, payload({"write": 1, "reward": 3})))
+    assert loaded.trajectory.turns()[0].reward == 3.0
 
 
 def hostile() -> Iterator[bytes]:
@@ -288,34 +288,34 @@ def hostile() -> Iterator[bytes]:
         "cached_tokens": [-1, 1.0],
         "cause": [""],
     }
-    yield from each(BEGUN, 4, TURN, turn_arrays, **bad_turn)
+    yield from each(OPENED, 4, TURN, turn_arrays, **bad_turn)
     bad_rows = {"name": [3, ""], "bytes": [1, 3, -1], "dtype": ["<i4", "O", None, 2], "more": [1]}
     bad_rows["shape"] = [[2], [-1], ["a"], None]
     rows = [[EXPERTS | {name: value}] for name, values in bad_rows.items() for value in values]
     tables = [{}, [EXPERTS, EXPERTS], [EXPERTS, EXPERTS | {"name": "more"}], [None], *rows]
-    yield from each(BEGUN, 4, TURN, TOLD, channels=tables)
+    yield from each(OPENED, 4, TURN, CHANNEL_ARRAYS, channels=tables)
     packed = [zlib.compress(text) for text in (b"[1,2]", b"{}", b"[NaN]", DEEP)]
     for data in (*packed, zlib.compress(b"[1]") + b"x", zlib.compress(b"[1]")[:-1]):
         table = [EXPERTS | {"dtype": None, "bytes": len(data)}]
-        yield BEGUN + record(4, payload(TURN | {"channels": table}, TOLD[:8] + data))
-    turned = BEGUN + record(4, payload(TURN, turn_arrays))
+        yield OPENED + record(4, payload(TURN | {"channels": table}, CHANNEL_ARRAYS[:8] + data))
+    with_turn = OPENED + record(4, payload(TURN, turn_arrays))
     reward = {"write": 1, "reward": 1.0}
-    yield from each(turned, 5, reward, b"", write=[0, 2, -2, True], reward=["1", True])
-    yield turned + record(5, payload({"write": 1}))
-    yield turned + record(5, payload(reward, b"x"))
+    yield from each(with_turn, 5, reward, b"", write=[0, 2, -2, True], reward=["1", True])
+    yield with_turn + record(5, payload({"write": 1}))
+    yield with_turn + record(5, payload(reward, b"x"))
     for logprob in (1.0, float("nan"), float("-inf")):
-        yield BEGUN + record(4, payload(TURN, struct.pack("<if", 3, logprob)))
-    yield BEGUN + record(3, payload(CONTEXT, struct.pack("<i", 3) + b"\1"))
-    yield BEGUN + record(3, payload(CONTEXT | {"messages": 0}, struct.pack("<i", 3) + b"\2"))
-    yield BEGUN + record(3, payload(CONTEXT | {"tokens": 0}))
+        yield OPENED + record(4, payload(TURN, struct.pack("<if", 3, logprob)))
+    yield OPENED + record(3, payload(CONTEXT, struct.pack("<i", 3) + b"\1"))
+    yield OPENED + record(3, payload(CONTEXT | {"messages": 0}, struct.pack("<i", 3) + b"\2"))
+    yield OPENED + record(3, payload(CONTEXT | {"tokens": 0}))
     bad_fork = {"start": [0, 2, 2**31 - 1], "parent": [1, -1], "branch": [0, 2]}
-    yield from each(BEGUN, 2, FORK, b"", **bad_fork)
-    forked = BEGUN + record(2, payload(FORK | {"tokens": 1}, struct.pack("<i", 3) + b"\2"))
+    yield from each(OPENED, 2, FORK, b"", **bad_fork)
+    forked = OPENED + record(2, payload(FORK | {"tokens": 1}, struct.pack("<i", 3) + b"\2"))
     yield forked + record(2, payload(FORK | {"branch": 2, "parent": 1}))
 
 
 @pytest.mark.parametrize("data", list(hostile()))
-def test_a_whole_record_that_no_trajectory_wrote_is_refused(data: bytes) -> None:
+def test_a_whole_record_with_invalid_content_is_refused(data: bytes) -> None:
     with pytest.raises(TrajectoryError, match=r"record \d+ at byte \d+ is invalid"):
         from_bytes(data)
 
@@ -323,7 +323,7 @@ def test_a_whole_record_that_no_trajectory_wrote_is_refused(data: bytes) -> None
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.booleans(), st.integers(0, 255))
 def test_any_bytes_give_a_trajectory_or_an_error(data: bytes, fitting: bool, kind: int) -> None:
-    for front in (b"", MAGIC, FRONT, BEGUN):
+    for front in (b"", MAGIC, FRONT, OPENED):
         try:
             loaded = from_bytes(front + (record(kind % 6, data) if fitting else data))
         except TrajectoryError:
@@ -334,5 +334,5 @@ def test_any_bytes_give_a_trajectory_or_an_error(data: bytes, fitting: bool, kin
 def test_a_huge_length_and_zeros_are_a_cut_and_cost_nothing() -> None:
     heads = [struct.pack("<QB", length, 3) for length in (2**63, 2**64 - 1, 2**40)]
     for tail in (*(head + struct.pack("<I", zlib.crc32(head)) + b"abc" for head in heads), bytes(4096)):
-        loaded = from_bytes(BEGUN + tail)
-        assert (loaded.truncated, loaded.trajectory.num_writes, loaded.good_bytes) == (True, 1, len(BEGUN))
+        loaded = from_bytes(OPENED + tail)
+        assert (loaded.truncated, loaded.trajectory.num_writes, loaded.good_bytes) == (True, 1, len(OPENED))

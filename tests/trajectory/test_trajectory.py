@@ -1,4 +1,4 @@
-"""Trajectory: what is written is what is read, whose tokens are trained, what a turn costs."""
+"""Trajectory: reads match writes, which tokens are trained, and what a turn costs."""
 
 import copy
 import pickle
@@ -25,7 +25,7 @@ def two_turns() -> Trajectory:
     return trajectory
 
 
-# -- any sequence of legal and illegal operations leaves it consistent, and as the model says
+# -- any sequence of legal and illegal operations leaves a consistent trajectory that matches the model
 
 
 @pytest.mark.parametrize("seed", range(4 if FULL else 2))
@@ -41,17 +41,17 @@ def test_random_walk_of_a_million_operations(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_illegal_operation_is_refused_and_changes_nothing(seed: int) -> None:
-    one = Walk(seed)
+    random_walk = Walk(seed)
     for _ in range(60):
-        one.step()
-    one.illegal(len(illegal_operations(one)))
-    one.verify()
+        random_walk.step()
+    random_walk.illegal(len(illegal_operations(random_walk)))
+    random_walk.verify()
 
 
 # -- one stream
 
 
-def test_metadata_and_sampling_are_kept_and_cannot_be_changed_through_what_is_returned() -> None:
+def test_metadata_and_sampling_cannot_be_changed_through_returned_values() -> None:
     metadata = {"task": "a\ud800", "n": [1, 2.5, None, {"deep": True}]}
     trajectory = Trajectory(metadata=metadata)
     trajectory.metadata["n"].append(1)
@@ -66,7 +66,7 @@ def test_metadata_and_sampling_are_kept_and_cannot_be_changed_through_what_is_re
 # -- logprobs and versions
 
 
-def test_a_missing_logprob_is_an_error_and_says_so() -> None:
+def test_missing_logprobs_are_refused() -> None:
     trajectory = Trajectory()
     trajectory.begin([1])
     with pytest.raises(TrajectoryError, match=r"logprobs\[1\] is None.*missing logprob"):
@@ -111,7 +111,7 @@ def test_a_prompt_that_rewrites_nothing_and_too_few_messages_are_refused() -> No
 # -- views
 
 
-def test_views_are_read_only_and_stay_what_they_were() -> None:
+def test_views_are_read_only_and_do_not_change() -> None:
     trajectory = two_turns()
     trajectory.branch([1, 2, 3, 9])
     for branch in (0, 1):
@@ -126,7 +126,7 @@ def test_views_are_read_only_and_stay_what_they_were() -> None:
                 view[0] = 1
 
 
-def test_what_the_caller_does_to_its_arrays_does_not_matter() -> None:
+def test_changes_of_the_callers_arrays_have_no_effect() -> None:
     ids, logprobs = np.array([1, 2], np.int32), np.array([-1, -2], np.float32)
     trajectory = Trajectory()
     trajectory.begin(ids)
@@ -153,7 +153,7 @@ def test_a_turn_of_a_long_rollout_costs_what_is_new(branched: bool) -> None:
         trajectory.append_context(new, Kind.CONTEXT, message_spans=[(0, 50, 0)], messages=1)
         trajectory.stream()
 
-    for _ in range(3):  # makes the caches, and room in the buffers
+    for _ in range(3):  # fills the caches, and grows the buffers
         turn()
     peaks = []
     tracemalloc.start()
@@ -165,13 +165,13 @@ def test_a_turn_of_a_long_rollout_costs_what_is_new(branched: bool) -> None:
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
-    assert max(peaks) < 100_000  # the stream alone has millions of bytes
+    assert max(peaks) < 100_000  # the stream alone takes millions of bytes
 
 
 # -- copies
 
 
-def test_a_pickled_or_copied_trajectory_is_the_same_and_goes_its_own_way() -> None:
+def test_a_pickled_or_copied_trajectory_is_equal_and_independent() -> None:
     trajectory = two_turns()
     trajectory.branch([1, 2, 9])
     for twin in (pickle.loads(pickle.dumps(trajectory)), copy.deepcopy(trajectory)):

@@ -1,4 +1,4 @@
-"""A random walk: legal operations are done to a trajectory and to the model, illegal ones must change nothing."""
+"""A random walk: legal operations are applied to a trajectory and its model; illegal ones must change nothing."""
 
 import math
 import random
@@ -37,10 +37,10 @@ class Walk:
         )
         self.legal: list[Callable[[], None]] = [*[self.context] * 2, *[self.completion] * 3, self.continuation]
         self.legal += [self.bridge, self.extend, self.branch, self.read]
-        self.legal += [self.reward] if rewards else []  # these are no writes
+        self.legal += [self.reward] if rewards else []  # rewards are no writes
 
     def step(self) -> int:
-        """Do something; returns how many operations it was."""
+        """Apply random operations and return their number."""
         if not self.model.branches:
             self.begin()
         elif self.random.random() < 0.1:
@@ -113,13 +113,13 @@ class Walk:
 
     def channels(self, count: int) -> dict[str, list[Any]]:
         whole = self.random.choice([200, 60_000, 2**40])
-        told = {
+        values = {
             "experts": [[[self.random.randrange(whole) for _ in range(2)] for _ in range(3)] for _ in range(count)],
             "mask": [self.ids(0, 4) for _ in range(count)],
             "top": [[[1, -0.5], [2, -1.25]] for _ in range(count)],
             "seldom": [self.random.choice([None, {"a": [1, True]}]) for _ in range(count)],
         }
-        return {name: told[name] for name in self.random.sample(sorted(told), self.random.choice([0, 0, 0, 1, 4]))}
+        return {name: values[name] for name in self.random.sample(sorted(values), self.random.choice([0, 0, 0, 1, 4]))}
 
     def as_accepted(self, name: str, entries: list[Any]) -> Any:
         if name == "experts" and entries and self.random.random() < 0.5:
@@ -163,19 +163,19 @@ class Walk:
 
     def complete(self, index: int, branch: int | None, continues: bool) -> None:
         ids = self.ids(0, 5)
-        given, exact = self.sampled(len(ids))
+        logprobs, exact = self.sampled(len(ids))
         turn = self.turn(len(ids))
         names = ("finish_reason", "version", "sampling", "logprobs_kind", "cached_tokens")
-        said = {name: turn[name] for name in names}
-        told = {name: self.as_accepted(name, entries) for name, entries in turn["channels"].items()}
+        settings = {name: turn[name] for name in names}
+        channels = {name: self.as_accepted(name, entries) for name, entries in turn["channels"].items()}
         returned = self.trajectory.append_completion(
-            self.shaped(ids), given, continues=continues, channels=told, branch=branch, **said
+            self.shaped(ids), logprobs, continues=continues, channels=channels, branch=branch, **settings
         )
         self.model.completion(index, ids, exact, turn, continues)
         assert returned == self.trajectory.turns(index)[-1]
 
     def reward(self) -> None:
-        """A reward for a turn of some branch, or for the rollout; the last one counts, None takes it back."""
+        """Set a reward for a turn of some branch, or for the rollout; the last one counts, None removes it."""
         index, _ = self.target()
         pieces = [piece for piece in self.model.branches[index].pieces if piece.turn is not None]
         value = self.random.choice([0, -1.5, 2.25, None])
@@ -201,24 +201,24 @@ class Walk:
 
     def extend(self) -> None:
         index, branch = self.target()
-        known = self.model.branches[index]
+        model_branch = self.model.branches[index]
         ids = self.ids(0, 4)
         added = self.random.randint(0, 2) if ids else 0
-        total = known.messages + added
+        total = model_branch.messages + added
         spans = self.spans(len(ids), added)
-        shift = len(known.tokens)
-        absolute = [(start + shift, stop + shift, message + known.messages) for start, stop, message in spans]
+        shift = len(model_branch.tokens)
+        absolute = [(start + shift, stop + shift, message + model_branch.messages) for start, stop, message in spans]
         kinds = self.new_kinds(len(ids))
-        whole = [*(token.kind for token in known.tokens), *kinds]
+        whole = [*(token.kind for token in model_branch.tokens), *kinds]
         count = self.trajectory.extend_to(
-            self.shaped(known.ids + ids), whole, message_spans=absolute, messages=total, branch=branch
+            self.shaped(model_branch.ids + ids), whole, message_spans=absolute, messages=total, branch=branch
         )
         assert count == len(ids)
         if ids:
             self.model.context(index, ids, kinds, spans, added)
 
     def branch(self) -> None:
-        """A prompt that is anything: a prefix of some stream, and something after it."""
+        """Branch at a prefix of some stream with new ids after it."""
         chosen = self.model.branches[self.random.randrange(len(self.model.branches))]
         prompt = chosen.ids[: self.random.randint(0, len(chosen.tokens))] + self.ids(0, 4)
         source, shared, extends = self.model.longest(prompt)
@@ -251,7 +251,7 @@ class Walk:
         assert before == (repr(self.trajectory), self.trajectory.current)
 
     def illegal(self, count: int = 4) -> int:
-        """Several illegal operations; since none changes anything, one list of them holds for all."""
+        """Try several illegal operations; as none changes anything, one list is valid for all of them."""
         for name, act, error in self.random.sample(illegal_operations(self), count):
             try:
                 self.refused(act, error)
@@ -265,18 +265,18 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
     trajectory, random_ = walk.trajectory, walk.random
     ids = walk.ids(2, 4)
     count = len(ids)
-    fine = [-0.5] * count if trajectory.has_logprobs else None
+    valid = [-0.5] * count if trajectory.has_logprobs else None
     index = random_.randrange(len(walk.model.branches))
     stream = walk.model.branches[index].ids
     where = random_.randrange(len(stream))
     other = [*stream]
     other[where] = (other[where] + 1) % VOCABULARY
-    spoilt = random_.randrange(count)
+    bad_index = random_.randrange(count)
 
     def context(new_ids: Any = ids, kinds: Any = Kind.CONTEXT, **more: Any) -> Callable[[], object]:
         return lambda: trajectory.append_context(new_ids, kinds, **({"branch": index} | more))
 
-    def complete(new_ids: Any = ids, logprobs: Any = fine, **more: Any) -> Callable[[], object]:
+    def complete(new_ids: Any = ids, logprobs: Any = valid, **more: Any) -> Callable[[], object]:
         settings = {"finish_reason": "stop", "branch": index} | more
         return lambda: trajectory.append_completion(new_ids, logprobs, **settings)
 
@@ -288,16 +288,16 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
         return lambda: trajectory.append_bridge(one, branch=index)
 
     def spoil(values: list[Any], *bad: Any) -> list[Any]:
-        return [[*values[:spoilt], one, *values[spoilt + 1 :]] for one in bad]
+        return [[*values[:bad_index], one, *values[bad_index + 1 :]] for one in bad]
 
     bad_ids: list[Any] = [
         *spoil(ids, -1, VOCABULARY, 2**31, 2**70, True, 1.0, None, "1", [1]),
         *(np.array(ids, np.float64), np.array([True, False]), np.array([ids]), np.array(ids) - 10, "12", {1, 2}, 7),
     ]
     bad_logprobs: list[Any] = [[-0.5] * count]
-    if fine is not None:
-        bad_logprobs = spoil(fine, math.nan, math.inf, -math.inf, 0.01, None, "0", True, -1e300, -(10**400))
-        bad_logprobs += [None, fine[:-1], [*fine, -1.0], np.zeros((1, count)), -1.0, np.zeros(count, bool)]
+    if valid is not None:
+        bad_logprobs = spoil(valid, math.nan, math.inf, -math.inf, 0.01, None, "0", True, -1e300, -(10**400))
+        bad_logprobs += [None, valid[:-1], [*valid, -1.0], np.zeros((1, count)), -1.0, np.zeros(count, bool)]
     per_token = [[1] * (count + 1), np.zeros((count - 1, 2)), np.zeros((), np.int32), 3, "x" * count]
     per_token += [np.array(["x"] * count), [object()] * count, [math.nan] * count]
     tables: dict[str, tuple[Sequence[Any], Callable[[Any], Callable[[], object]]]] = {

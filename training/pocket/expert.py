@@ -1,4 +1,4 @@
-"""The expert whose conversations pocket learns from: it leads each question of the demo to its answer."""
+"""The expert whose conversations pocket learns from: it solves each question with tools."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from training.pocket.words import WORDS
 
 
 def solve(question: Lesson, *, seed: int = 0, think: bool = True, slips: float = 0.0) -> list[dict[str, Any]]:
-    """The whole conversation as the expert leads it: reasoning, calls, the tools' own results, the answer.
+    """The expert's whole conversation: reasoning, calls, results of the real tools, the answer.
 
-    `seed` varies the words. Without `think` there is no reasoning. `slips` is how likely a reply with a call is
-    preceded by one that goes wrong; such a reply says ``"train": False``, and the expert then does it right.
+    `seed` varies the wording. Without `think` there is no reasoning. `slips` is the probability that a reply with calls
+    is preceded by a wrong one, which has ``"train": False``; the expert then corrects it.
     """
     rng = random.Random(f"{question.id}/{seed}")
     messages: list[dict[str, Any]] = [dict(message) for message in question.prompt]
@@ -41,7 +41,7 @@ def _reply(question: Lesson, rng: random.Random, step: ExpertReply, thought: str
     if not step.calls:
         yield message
         return
-    by_use = {one.purpose: (one.name, one.parameter) for one in question.functions}
+    by_use = {function.purpose: (function.name, function.parameter) for function in question.functions}
     calls = [(by_use[use], value) for use, value in step.calls]
     message["tool_calls"] = [
         {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": {parameter: value}}}
@@ -54,7 +54,7 @@ def _reply(question: Lesson, rng: random.Random, step: ExpertReply, thought: str
 
 
 def _slip(question: Lesson, rng: random.Random, step: ExpertReply, thought: str) -> Iterator[dict[str, Any]]:
-    """A reply that goes wrong and what comes back: a slip of the pen, a call that is not JSON, a tool that fails."""
+    """A wrong reply and its result: a misspelled argument, a call that is not JSON, or a tool that fails."""
     use, value = step.calls[0]
     at = rng.randrange(len(value))
     spoiled = value[:at] + rng.choice("?&_x") + value[at + rng.randrange(2) :]

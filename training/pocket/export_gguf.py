@@ -3,8 +3,8 @@
     pip install gguf
     python training/pocket/export_gguf.py pocket.gguf
 
-Give llama.cpp ids, as ``tokentrace`` does. It has its own ways to split text, and none of them is the pocket
-tokenizer's: the file names the one that is nearest, so text that llama.cpp encodes may get other ids.
+Send llama.cpp ids, as ``tokentrace`` does. None of its built-in ways to split text is the pocket tokenizer's: the
+file names the closest one, so text that llama.cpp encodes may get other ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokentrace.pocket.model import read_safetensors
 
 POCKET = Path(__file__).resolve().parents[2] / "src" / "tokentrace" / "pocket"
 SPLIT = "qwen2"
-"""Of the ways to split text that llama.cpp knows, one with digits on their own."""
+"""A way to split text that llama.cpp has, with every digit on its own."""
 
 
 def export(target: Path, folder: Path = POCKET) -> None:
@@ -36,10 +36,10 @@ def export(target: Path, folder: Path = POCKET) -> None:
         writer.add_chat_template(template.read_text(encoding="utf-8"))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
     for name, tensor in read_safetensors(folder / "model.safetensors").items():
-        known = names.get_name(name, try_suffixes=(".weight",))
-        if known is None:
+        gguf_name = names.get_name(name, try_suffixes=(".weight",))
+        if gguf_name is None:
             raise SystemExit(f"{name}: there is no such tensor in {writer.arch}")
-        writer.add_tensor(known, np.ascontiguousarray(tensor, np.float32))
+        writer.add_tensor(gguf_name, np.ascontiguousarray(tensor, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -47,7 +47,7 @@ def export(target: Path, folder: Path = POCKET) -> None:
 
 
 def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """The numbers of config.json. Embeddings are tied: there is no output matrix."""
+    """Add the numbers of config.json. Embeddings are tied: there is no output matrix."""
     writer.add_name("pocket")
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_context_length(config["max_position_embeddings"])
@@ -63,7 +63,7 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
-    """Every id with its text and kind, and the merges."""
+    """Add every id with its text and kind, and the merges."""
     tokens: list[str] = [""] * config["vocab_size"]
     kinds = [int(gguf.TokenType.UNUSED)] * len(tokens)
     for text, index in tokenizer["model"]["vocab"].items():

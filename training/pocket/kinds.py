@@ -1,4 +1,4 @@
-"""What pocket is asked: for each kind of question a function that writes it, its table, and the expert's way to it."""
+"""The kinds of questions: for each, a function that writes the question, its table and the expert's solution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lookup(script: Script) -> None:
     """One look-up."""
     rng = script.rng
     if rng.random() < 0.15:
-        stock(script, known=True)
+        stock(script, has_plural=True)
         return
     topic = rng.choice(list(TOPICS.values()))
     (name,) = script.draw_names(topic.sort, 1)
@@ -26,42 +26,42 @@ def lookup(script: Script) -> None:
     the = topic.the(name)
     script.ask(*topic.ask, n=the)
     script.look_up(topic, name, together=False)
-    script.tell(value, (script.told(topic, name), "The answer is {v}.", ""), topic.tell, n=the)
+    script.tell(value, (script.facts(topic, name), "The answer is {v}.", ""), topic.tell, n=the)
     if rng.random() < 0.2:
         script.uses = (Purpose.LOOK_UP,)
 
 
-def stock(script: Script, known: bool) -> None:
-    """A look-up of a plural, which the table may have only as a singular."""
+def stock(script: Script, has_plural: bool) -> None:
+    """A look-up of a plural; the table has the plural if `has_plural`, else only the singular."""
     (name,) = script.draw_names("item", 1)
     many = plural(name)
-    key = many if known else name
+    key = many if has_plural else name
     script.field_name = "stock"
     for row in script.draw_names("item", 3):
-        script.table[row if not known else plural(row)] = spread(script.rng, 2, 900)
+        script.table[row if not has_plural else plural(row)] = spread(script.rng, 2, 900)
     script.table.pop(name, None)
     script.table.pop(many, None)
     script.table[key] = value = spread(script.rng, 2, 900)
     script.ask(*WORDS["stock"]["ask"], n=many)
     script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Purpose.LOOK_UP, many))
-    if not known:
+    if not has_plural:
         retry(script, many, name)
     script.tell(value, ("There are {v}.", "The answer is {v}.", ""), WORDS["stock"]["tell"])
 
 
 def retry(script: Script, many: str, name: str) -> None:
-    """The expert's second try."""
+    """The expert's second attempt, with the singular."""
     thoughts = (f"There is no entry for {many}. I try {name}.", f"{many} is not there. Maybe {name} is.")
     script.step(thoughts, ("", "", "Let me try again."), (Purpose.LOOK_UP, name))
 
 
 def singular(script: Script) -> None:
-    """A look-up that fails, and is tried again with the singular."""
-    stock(script, known=False)
+    """A look-up that fails with the plural and succeeds with the singular."""
+    stock(script, has_plural=False)
 
 
 def missing(script: Script) -> None:
-    """Something that cannot be found: the expert says so."""
+    """A look-up of a missing entry: the expert reports that."""
     rng = script.rng
     way = rng.choice(("one", "one", "two", "stock"))
     if way == "stock":
@@ -72,44 +72,44 @@ def missing(script: Script) -> None:
         script.ask(*WORDS["stock"]["ask"], n=many)
         script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Purpose.LOOK_UP, many))
         retry(script, many, name)
-        lost, the = many, many
+        absent, the = many, many
     else:
         topic = rng.choice(list(TOPICS.values()))
-        wanted = script.draw_names(topic.sort, 2 if way == "two" else 1)
-        script.fill(topic, wanted)
-        lost = rng.choice(wanted)
-        del script.table[lost]
-        the = topic.the(lost)
-        everyone = [topic.the(name) for name in wanted]
+        names = script.draw_names(topic.sort, 2 if way == "two" else 1)
+        script.fill(topic, names)
+        absent = rng.choice(names)
+        del script.table[absent]
+        the = topic.the(absent)
+        phrases = [topic.the(name) for name in names]
         if way == "two":
-            script.ask(*topic.ask_sum, all=listed(everyone))
-            script.look_up(topic, *wanted, together=True)
+            script.ask(*topic.ask_sum, all=listed(phrases))
+            script.look_up(topic, *names, together=True)
         else:
             script.ask(*topic.ask, n=the)
-            script.look_up(topic, lost, together=False)
-    thoughts = (f"There is no entry for {lost}.", f"{lost} is not there. I say so.")
+            script.look_up(topic, absent, together=False)
+    thoughts = (f"There is no entry for {absent}.", f"{absent} is not there. I say so.")
     script.step(thoughts, (f"I could not find {the}.", f"Sorry, I could not find {the}."))
-    script.answer, script.mentions = None, lost
+    script.answer, script.mentions = None, absent
 
 
 def amounts(script: Script, topic: Topic, count: int) -> tuple[list[str], str, str]:
-    """Names with quantities; how the user says them; the expression of their total."""
-    wanted = script.draw_names(topic.sort, count)
-    values = script.fill(topic, wanted)
-    many = [script.rng.randint(2, 12) for _ in wanted]
-    said = listed([f"{n} {plural(name)}" for n, name in zip(many, wanted, strict=True)])
-    return wanted, said, " + ".join(f"{n} * {value}" for n, value in zip(many, values, strict=True))
+    """Names, the user's wording of them with quantities, and the expression of their total."""
+    names = script.draw_names(topic.sort, count)
+    values = script.fill(topic, names)
+    counts = [script.rng.randint(2, 12) for _ in names]
+    phrase = listed([f"{n} {plural(name)}" for n, name in zip(counts, names, strict=True)])
+    return names, phrase, " + ".join(f"{n} * {value}" for n, value in zip(counts, values, strict=True))
 
 
 def total(script: Script) -> None:
     """Two or three look-ups, one after the other, then one calculation."""
     rng = script.rng
     topic = rng.choice((PRICE, PRICE, TOPICS["weight"]))
-    wanted, said, expression = amounts(script, topic, rng.choice((1, 2, 2, 3)))
-    script.ask(*topic.ask_sum, all=said)
-    script.look_up(topic, *wanted, together=False)
-    told = script.told(topic, wanted[-1])
-    value = script.calculate(expression, told + " The total is {e}.", told + " So I need {e}.")
+    names, phrase, expression = amounts(script, topic, rng.choice((1, 2, 2, 3)))
+    script.ask(*topic.ask_sum, all=phrase)
+    script.look_up(topic, *names, together=False)
+    fact = script.facts(topic, names[-1])
+    value = script.calculate(expression, fact + " The total is {e}.", fact + " So I need {e}.")
     script.tell(value, GIVES, topic.tell_sum)
 
 
@@ -117,40 +117,40 @@ def parallel(script: Script) -> None:
     """Two or three look-ups in one reply, then one calculation."""
     rng = script.rng
     topic = rng.choice(list(TOPICS.values()))
-    wanted = script.draw_names(topic.sort, rng.choice((2, 2, 3)))
-    values = script.fill(topic, wanted)
-    script.ask(*topic.ask_sum, all=listed([topic.the(name) for name in wanted]))
-    script.look_up(topic, *wanted, together=True)
-    told = script.told(topic, *wanted)
-    value = script.calculate(" + ".join(map(str, values)), told + " The sum is {e}.", told + " I add them: {e}.", told)
+    names = script.draw_names(topic.sort, rng.choice((2, 2, 3)))
+    values = script.fill(topic, names)
+    script.ask(*topic.ask_sum, all=listed([topic.the(name) for name in names]))
+    script.look_up(topic, *names, together=True)
+    fact = script.facts(topic, *names)
+    value = script.calculate(" + ".join(map(str, values)), fact + " The sum is {e}.", fact + " I add them: {e}.", fact)
     script.tell(value, GIVES, topic.tell_sum)
 
 
 def compare(script: Script) -> None:
-    """Which of two is less or more, and by how much: the sign of the difference tells."""
+    """Which of two is less or more, and by how much: the sign of the difference decides."""
     rng = script.rng
     topic = rng.choice(list(TOPICS.values()))
-    one, two = wanted = script.draw_names(topic.sort, 2)
-    first, second = script.fill(topic, wanted)
+    one, two = names = script.draw_names(topic.sort, 2)
+    first, second = script.fill(topic, names)
     if first == second:
         script.table[two] = second = second + rng.randint(1, 9)
     least = rng.random() < 0.5
     word = rng.choice(topic.less if least else topic.more)
     script.ask(*topic.ask_less, word=word, a=topic.the(one), b=topic.the(two))
-    script.look_up(topic, *wanted, together=rng.random() < 0.6)
-    told = script.told(topic, *wanted)
-    difference = script.calculate(f"{first} - {second}", told + " The difference is {e}.", told + " I need {e}.")
+    script.look_up(topic, *names, together=rng.random() < 0.6)
+    fact = script.facts(topic, *names)
+    difference = script.calculate(f"{first} - {second}", fact + " The difference is {e}.", fact + " I need {e}.")
     above, below = (one, two) if difference > 0 else (two, one)
     larger, smaller = (topic.more[0], word) if least else (word, topic.less[0])
     sign = "positive" if difference > 0 else "negative"
-    # Both are named, the answer in its own words: to tell which was asked for then is to find the word again.
+    # The thought names both with their words, so the answer is the one whose word the question used.
     thought = (
         f"{difference} is {sign}, so the {larger} one is {topic.the(above)} "
         f"and the {smaller} one is {topic.the(below)}."
     )
-    found = below if least else above
-    script.tell(abs(difference), (thought,), topic.tell_less, n=topic.the(found), word=word)
-    script.mentions = found
+    chosen = below if least else above
+    script.tell(abs(difference), (thought,), topic.tell_less, n=topic.the(chosen), word=word)
+    script.mentions = chosen
 
 
 def chain(script: Script) -> None:
@@ -164,56 +164,56 @@ def chain(script: Script) -> None:
 
 
 def _bought(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
-    """What several things come to, and a number that the user gives."""
+    """The total of several things, and a number from the user."""
     rng, topic = script.rng, TOPICS[one["topic"]]
-    wanted, said, expression = amounts(script, topic, rng.choice((1, 2)))
+    names, phrase, expression = amounts(script, topic, rng.choice((1, 2)))
     whole = calculate(expression).numerator
     if one["shared"]:
         number = rng.choice([n for n in range(2, 13) if whole % n == 0] or [1])
     else:
         number = whole + spread(rng, 1, 1000)
-    script.ask(*one["ask"], all=said, k=number)
-    script.look_up(topic, *wanted, together=len(wanted) > 1 and rng.random() < 0.5)
-    told = script.told(topic, *wanted)
-    return script.calculate(expression, told + " First the total: {e}.", told + " All of it: {e}."), number
+    script.ask(*one["ask"], all=phrase, k=number)
+    script.look_up(topic, *names, together=len(names) > 1 and rng.random() < 0.5)
+    fact = script.facts(topic, *names)
+    return script.calculate(expression, fact + " First the total: {e}.", fact + " All of it: {e}."), number
 
 
 def _driven(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
-    """How far there and back is, and how often."""
+    """The distance there and back, and the number of trips."""
     topic = TOPICS[one["topic"]]
     (name,) = script.draw_names(topic.sort, 1)
     (value,) = script.fill(topic, [name])
     times = script.rng.randint(2, 20)
     script.ask(*one["ask"], n=name, k=times)
     script.look_up(topic, name, together=False)
-    told = script.told(topic, name)
-    return script.calculate(f"2 * {value}", told + " There and back is {e}.", told + " One trip is {e}."), times
+    fact = script.facts(topic, name)
+    return script.calculate(f"2 * {value}", fact + " There and back is {e}.", fact + " One trip is {e}."), times
 
 
 def _summed(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
-    """The sum of two values, and a number that the user gives."""
+    """The sum of two values, and a number from the user."""
     rng, topic = script.rng, TOPICS[one["topic"]]
     number = rng.randint(2, 30)
-    wanted = script.draw_names(topic.sort, 2)
-    first, second = script.fill(topic, wanted)
-    script.ask(*one["ask"], all=listed(wanted), k=number)
-    script.look_up(topic, *wanted, together=rng.random() < 0.6)
-    told = script.told(topic, *wanted)
-    return script.calculate(f"{first} + {second}", told + " The sum is {e}.", told + " Together: {e}."), number
+    names = script.draw_names(topic.sort, 2)
+    first, second = script.fill(topic, names)
+    script.ask(*one["ask"], all=listed(names), k=number)
+    script.look_up(topic, *names, together=rng.random() < 0.6)
+    fact = script.facts(topic, *names)
+    return script.calculate(f"{first} + {second}", fact + " The sum is {e}.", fact + " Together: {e}."), number
 
 
 def arithmetic(script: Script) -> None:
-    """An expression, in signs or in words."""
+    """An expression, in symbols or in words."""
     rng = script.rng
     a, b, c, d = (spread(rng, 2, 1000) for _ in range(4))
     small = rng.randint(2, 20)
     values = {"a": a, "b": b, "c": c, "d": d, "small": small, "whole": a * small}
-    signs, said = (text.format(**values) for text in rng.choice(WORDS["arithmetic"]["expressions"]))
-    if a < 10 and b < 10:  # those need no tool
-        signs, said = f"{a} * {b} * {c}", f"{a} times {b} times {c}"
+    signs, in_words = (text.format(**values) for text in rng.choice(WORDS["arithmetic"]["expressions"]))
+    if a < 10 and b < 10:  # these would need no tool
+        signs, in_words = f"{a} * {b} * {c}", f"{a} times {b} times {c}"
     script.ask(
         *("What is {e}?", "How much is {e}?", "Please compute {e}.", "Calculate {e}."),
-        e=said if said and rng.random() < 0.5 else signs,
+        e=in_words if in_words and rng.random() < 0.5 else signs,
     )
     value = script.calculate(signs)
     script.tell(value, GIVES, ("The answer is {v}.", f"{signs} = {{v}}", "It is {v}."))
@@ -247,8 +247,8 @@ def direct(script: Script) -> None:
     a, b = rng.randint(1, 9), rng.randint(1, 9)
     thoughts: tuple[str, ...] = ("I know this.", "This needs no tool.", "")
     if way == "fact":
-        said, value = rng.choice(WORDS["facts"]["known"])
-        script.ask(*WORDS["facts"]["ask"], f=said)
+        fact, value = rng.choice(WORDS["facts"]["known"])
+        script.ask(*WORDS["facts"]["ask"], f=fact)
         script.tell(value, thoughts, ("{v}.", "The answer is {v}.", "It is {v}."))
         return
     if way == "sum":
@@ -268,7 +268,7 @@ def direct(script: Script) -> None:
 
 
 def follow_up(script: Script) -> None:
-    """A question, and one or two more that build on its answer."""
+    """A question and one or two follow-ups that build on its answer."""
     rng = script.rng
     rng.choice((lookup_price, parallel, total, arithmetic, word_problem))(script)
     script.mentions = ""
@@ -276,7 +276,7 @@ def follow_up(script: Script) -> None:
         assert script.answer is not None
         before = script.answer
         ways = ["add", "take", "times", "double", "sure"]
-        if script.known is PRICE:
+        if script.topic is PRICE:
             ways += ["also", "also", "each"]
         way = rng.choice(ways)
         x, k = spread(rng, 2, 500), rng.randint(2, 12)
@@ -291,8 +291,8 @@ def follow_up(script: Script) -> None:
             script.table[name] = spread(rng, PRICE.low, PRICE.high)
             script.ask("And if I also buy {n}?", "How much is it with {n} added?", n=PRICE.the(name))
             script.look_up(PRICE, name, together=False)
-            told = script.told(PRICE, name)
-            result = script.calculate(f"{before} + {script.table[name]}", told + " Then it is {e}.")
+            fact = script.facts(PRICE, name)
+            result = script.calculate(f"{before} + {script.table[name]}", fact + " Then it is {e}.")
         else:
             texts, expression = {
                 "add": (("Now add {x} to that.", "Add {x}.", "What is that plus {x}?"), f"{before} + {x}"),
@@ -313,14 +313,14 @@ def lookup_price(script: Script) -> None:
     (value,) = script.fill(PRICE, [name])
     script.ask(*PRICE.ask, n=PRICE.the(name))
     script.look_up(PRICE, name, together=False)
-    script.tell(value, (script.told(PRICE, name), "The answer is {v}."), PRICE.tell, n=PRICE.the(name))
+    script.tell(value, (script.facts(PRICE, name), "The answer is {v}."), PRICE.tell, n=PRICE.the(name))
 
 
 def checked(script: Script) -> None:
-    """A calculation whose result has to be checked with a tool before it is given."""
+    """A calculation whose result must be checked with a tool before answering."""
     script.rng.choice((arithmetic, word_problem))(script)
     script.uses = (Purpose.CALCULATE, Purpose.CHECK)
-    script.asked[-1] += script.rng.choice(
+    script.user_messages[-1] += script.rng.choice(
         (" Check your answer before you give it.", " Use the tool to check your answer.")
     )
     last = script.steps[-1].pop()

@@ -1,11 +1,11 @@
-"""Make the pocket vocabulary: byte-level BPE of 4,096 tokens, trained on text that is at hand everywhere.
+"""Make the pocket vocabulary: byte-level BPE of 4,096 tokens, trained on text that comes with Python.
 
     python training/pocket/make_tokenizer.py            # writes src/tokentrace/pocket/tokenizer*.json
-    python training/pocket/make_tokenizer.py --check    # makes it anew and compares
+    python training/pocket/make_tokenizer.py --check    # rebuilds it and compares
 
-The corpus is the documentation and sources of Python's standard library, and dialogues that this script makes
-up: arithmetic and look-ups, with tools. The same Python and the same ``tokenizers`` give the same file, byte for
-byte; another Python has other sources and gives another vocabulary. README.md records which ones were used.
+The corpus is the documentation and sources of Python's standard library, and generated dialogues with arithmetic,
+look-ups and tools. The same versions of Python and ``tokenizers`` give the same file, byte for byte; another Python
+version has other sources and gives another vocabulary. README.md records the versions that were used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 20260101
 POCKET = Path(__file__).resolve().parents[2] / "src" / "tokentrace" / "pocket"
 
 PATTERN = r"\n|\p{N}| ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|[^\S\n]+(?!\S)|[^\S\n]+"
-"""What is never merged with its neighbours: a newline, a digit, a word, punctuation, white space.
+"""Pieces that are never merged with each other: a newline, a digit, a word, punctuation, white space.
 
 A newline on its own keeps the template's newlines apart from those of a field: a message that begins with one
 has the same tokens whether it was sampled or rendered.
@@ -48,12 +48,12 @@ CONTROL = (*SPECIAL, *TAGS, *RESERVED)
 
 LEFT_OUT = (
     *("test", "idlelib", "lib2to3", "site-packages", "encodings", "ensurepip", "pydoc_data"),
-    *("_sysconfigdata", "config-"),  # these tell of the machine that Python was built on
+    *("_sysconfigdata", "config-"),  # these depend on the machine that Python was built on
 )
 
 
 def library() -> Iterator[str]:
-    """Docstrings and sources of the standard library; its language reference counts more, as it is prose."""
+    """Docstrings and sources of the standard library; docstrings and the language reference three times, as prose."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.glob("*.py")) + sorted(root.glob("[a-z]*/*.py")):
         if path.relative_to(root).parts[0].startswith(LEFT_OUT):
@@ -76,9 +76,9 @@ def docstrings(source: str) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            found = ast.get_docstring(node)
-            if found:
-                yield found
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
 
 
 CITIES = [
@@ -178,11 +178,11 @@ DECLARATION = (
     "# Tools\n\nThese functions can be called. One JSON schema per line:\nA call names one of them and gives its "
     "arguments:\nA reply may end with several calls. Their results come back in the same order."
 )
-"""What the chat template says of tools, in every conversation that has some."""
+"""The chat template's text about tools, in every conversation with tools."""
 
 
 def dialogues(random_: random.Random, count: int) -> Iterator[str]:
-    """Made-up conversations, as the text of their parts: what a small model of this vocabulary will see most."""
+    """Generated conversations, as the texts of their parts, like those that pocket will see most."""
     for _ in range(count):
         a, b, c = (random_.randrange(10 ** random_.randrange(1, 4)) for _ in range(3))
         name, other = random_.sample(NAMES, 2)
@@ -238,8 +238,8 @@ def dialogues(random_: random.Random, count: int) -> Iterator[str]:
 
 
 def schemas() -> Iterator[str]:
-    """Tool schemas, whose words every tool-using conversation repeats."""
-    for name, about, keys in (
+    """Tool schemas: every conversation with tools repeats their words."""
+    for name, description, keys in (
         ("calculator", "Evaluate an arithmetic expression.", ("expression",)),
         ("lookup", "Look up a field of an entry by its key.", ("key", "field")),
         ("get_weather", "Current weather of a city.", ("city", "unit")),
@@ -250,12 +250,12 @@ def schemas() -> Iterator[str]:
         for kind in ("string", "integer", "number", "boolean", "array", "object"):
             properties = {key: {"type": kind, "description": f"The {key} to use."} for key in keys}
             parameters = {"type": "object", "properties": properties, "required": list(keys)}
-            function = {"name": name, "description": about, "parameters": parameters}
+            function = {"name": name, "description": description, "parameters": parameters}
             yield json.dumps({"type": "function", "function": function})
 
 
 def corpus() -> list[str]:
-    """All the text, in an order that never changes."""
+    """All texts, in a fixed order."""
     return [
         *library(),
         *dialogues(random.Random(SEED), 40_000),
@@ -268,7 +268,7 @@ def corpus() -> list[str]:
 
 
 def train(texts: list[str], size: int = SIZE) -> dict[str, Any]:
-    """The merges of the corpus, as the specification of a tokenizer: bytes, merges, control tokens."""
+    """Train merges, and return the specification of a tokenizer: bytes, merges, control tokens."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
@@ -301,7 +301,7 @@ def train(texts: list[str], size: int = SIZE) -> dict[str, Any]:
 
 
 def written(spec: dict[str, Any]) -> str:
-    """The specification as JSON with one token, one merge, one control token per line."""
+    """The specification as JSON with one token, merge or control token per line."""
 
     def lines(rows: list[str]) -> str:
         return ",\n".join(rows)
@@ -325,7 +325,7 @@ def written(spec: dict[str, Any]) -> str:
 
 
 def config() -> str:
-    """What transformers wants to know beside the vocabulary."""
+    """The tokenizer_config.json that transformers reads."""
     return (
         json.dumps(
             {
@@ -344,7 +344,7 @@ def config() -> str:
 
 
 def main() -> int:
-    """Make the files, or compare them with the ones that are there."""
+    """Write the files, or compare them with the existing ones."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare with what is there; write nothing")
     parser.add_argument("--out", type=Path, default=POCKET, help="folder to write to")

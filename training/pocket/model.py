@@ -1,4 +1,4 @@
-"""The pocket model in torch: Qwen3 as transformers has it, with the names of its weights, and small.
+"""The pocket model in torch: a small Qwen3 with the names of weights that transformers uses.
 
 `Pocket` is for training and for fast evaluation on one GPU; `save` writes what ``Qwen3ForCausalLM`` loads.
 """
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SHIPPED = torch.float16
-"""What the weights are rounded to in the end."""
+"""The precision of the saved weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of the model; `config` writes them under the names that transformers knows."""
+    """The sizes of the model; `config` has them under the names that transformers uses."""
 
     vocabulary: int = 4096
     hidden: int = 256
@@ -35,7 +35,7 @@ class Shape:
     epsilon: float = 1e-6
 
     def config(self, bos: int, eos: int, pad: int) -> dict[str, Any]:
-        """config.json."""
+        """The content of config.json."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
@@ -86,7 +86,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, halves as Qwen has them."""
+    """Rotary position embedding with Qwen's order of halves."""
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
@@ -157,7 +157,7 @@ class Body(nn.Module):
 
 
 class Pocket(nn.Module):
-    """Ids to hidden states; `logits` of the states that are wanted."""
+    """Ids to hidden states; `logits` maps selected states to the vocabulary."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Pocket(nn.Module):
                 nn.init.normal_(weight, std=0.02 / ((2 * shape.layers) ** 0.5 if deep else 1.0))
 
     def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """Hidden states [rows, length, hidden]. With a cache the ids come after what is in it."""
+        """Hidden states [rows, length, hidden]. With a cache, the ids follow the cached ones."""
         length = ids.shape[1]
         if cache is None:
             cos, sin = self.cos[:length], self.sin[:length]
@@ -186,12 +186,12 @@ class Pocket(nn.Module):
         return self.model.norm(x)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Over the vocabulary; the embedding is tied."""
+        """Logits over the vocabulary, from the tied embedding."""
         return functional.linear(states, self.model.embed_tokens.weight)
 
 
 def save(model: Pocket, folder: Path, *, bos: int, eos: int, pad: int) -> None:
-    """Weights in the shipped precision, config.json, generation_config.json: what transformers and vLLM load."""
+    """Write weights, config.json and generation_config.json, which transformers and vLLM load."""
     weights = {name: weight.detach().to("cpu", SHIPPED).contiguous() for name, weight in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": True, "temperature": 1.0}

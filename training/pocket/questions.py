@@ -1,11 +1,11 @@
-"""The questions that pocket is trained and evaluated on; run, it writes those that the package ships.
+"""The questions that pocket is trained and evaluated on. As a script, it writes the ones that the package ships.
 
     python -m training.pocket.questions
 
-The same seed always gives the same questions. What training sees and what is held back never meet: names are like
-"green lamp", "Oakford" or "Ada Stone", and one in eight occurs only in held-back questions; one in eight questions, by
-the hash of what is asked, is only ever held back (`words.is_held_back`). The words that names are made of, and the ways
-to ask, are the same on both sides.
+The same seed always gives the same questions. Training and held-back questions share neither names nor questions: names
+are like "green lamp", "Oakford" or "Ada Stone", and one in eight occurs only in held-back questions; one in eight
+questions, by the hash of the user's messages, is held back (`words.is_held_back`). The parts of names and the wordings
+of questions are the same on both sides.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ SPLITS: Final = ("train", "held_back")
 SHIPPED: Final = Path(__file__).parents[2] / "src" / "tokentrace" / "demo" / FILE
 COUNT: Final = 128
 FIRST: Final = 107
-"""The one that the demo asks first, in the place of question 0. Streams break on it by every cause, so that a run of
-two shows them."""
+"""The question that the demo asks first; it swaps places with question 0. Streams break on it for every cause, so a run
+of two shows them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson(Question):
-    """A question, and how an expert goes about it."""
+    """A question and the expert's script for it."""
 
     difficulty: int
-    """0: no tool at all, to 3: several calls that build on one another."""
+    """From 0, no tool, to 3, several calls that build on one another."""
     script: tuple[tuple[ExpertReply, ...], ...]
     """The expert's replies to each message of the user."""
 
@@ -44,7 +44,7 @@ class Lesson(Question):
 def make_questions(
     seed: int, count: int, split: str = "train", *, kinds: Sequence[str] = tuple(KINDS), start: int = 0
 ) -> list[Lesson]:
-    """`count` questions, `kinds` in turn. Question `start` + i is the same however many are made."""
+    """`count` questions, `kinds` in turn. Question `start` + i does not depend on `count`."""
     if split not in SPLITS:
         raise ValueError(f"split is one of {', '.join(SPLITS)}, not {split!r}")
     unknown = [kind for kind in kinds if kind not in KINDS]
@@ -57,26 +57,26 @@ def _make(seed: int, index: int, split: str, kind: str) -> Lesson:
     rng = random.Random(f"{split}/{seed}/{index}")
     held_back = split == "held_back"
     writer, difficulty = KINDS[kind]
-    while True:  # until the hash of what is asked falls on this side
+    while True:  # until the hash of the user's messages falls on this side
         script = Script(rng, held_back)
         writer(script)
-        if is_held_back("\n".join(script.asked)) is held_back:
+        if is_held_back("\n".join(script.user_messages)) is held_back:
             break
-    asked = list(script.asked)
+    user_messages = list(script.user_messages)
     if rng.random() < 0.1:
-        asked[0] = rng.choice(WORDS["around"]["openings"]) + asked[0]
+        user_messages[0] = rng.choice(WORDS["around"]["openings"]) + user_messages[0]
     if rng.random() < 0.1:
-        asked[-1] += rng.choice(WORDS["around"]["closings"])
-    prompt = [{"role": "user", "content": asked[0]}]
+        user_messages[-1] += rng.choice(WORDS["around"]["closings"])
+    prompt = [{"role": "user", "content": user_messages[0]}]
     if rng.random() < 0.4:
         prompt.insert(0, {"role": "system", "content": rng.choice(WORDS["around"]["systems"])})
-    chosen = {
+    signatures = {
         use: WORDS["tools"][use][0] if rng.random() < 0.75 else rng.choice(WORDS["tools"][use]) for use in script.uses
     }
     field = script.field_name
     functions = [
-        Function(use, name.format(field=field), parameter, about.format(field=field))
-        for use, (name, parameter, about) in chosen.items()
+        Function(use, name.format(field=field), parameter, description.format(field=field))
+        for use, (name, parameter, description) in signatures.items()
     ]
     if rng.random() < 0.2:
         rng.shuffle(functions)
@@ -84,7 +84,7 @@ def _make(seed: int, index: int, split: str, kind: str) -> Lesson:
         id=f"{split}-{seed}-{index}",
         kind=kind,
         prompt=prompt,
-        follow_ups=tuple(asked[1:]),
+        follow_ups=tuple(user_messages[1:]),
         functions=tuple(functions),
         table=script.table,
         field=field,
@@ -97,15 +97,15 @@ def _make(seed: int, index: int, split: str, kind: str) -> Lesson:
 
 
 def shipped() -> list[dict[str, Any]]:
-    """The questions of the package, as they are written."""
-    made = make_questions(0, COUNT, "held_back")
+    """The rows of the package's file of questions."""
+    questions = make_questions(0, COUNT, "held_back")
     order = [{0: FIRST, FIRST: 0}.get(at, at) for at in range(COUNT)]
     names = [field.name for field in dataclasses.fields(Question)]
-    return [{name: getattr(made[at], name) for name in names} for at in order]
+    return [{name: getattr(questions[at], name) for name in names} for at in order]
 
 
 def main() -> None:
-    """Write the file, a line for each question."""
+    """Write the file, one question per line."""
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in shipped())
     SHIPPED.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 

@@ -1,6 +1,6 @@
-"""How a question is written: what the user asks, and each reply of the expert, its thought and its calls.
+"""The script of a question: the user's messages, and the thoughts and calls of each of the expert's replies.
 
-The tools are not run here; the values that a script uses are those that the tools will give.
+The tools are not run here; a script uses the values that the tools will return.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from training.pocket.words import Topic, names
 
 @dataclass(frozen=True, slots=True)
 class ExpertReply:
-    """One reply of the expert: a thought and what it says, one of several each, and its calls."""
+    """One reply of the expert: alternatives for its thought and its text, and its calls."""
 
     thoughts: tuple[str, ...]
     says: tuple[str, ...] = ("",)
@@ -26,40 +26,40 @@ class ExpertReply:
 
 
 def capital(text: str) -> str:
-    """The text with a capital first."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 @dataclass(slots=True)
 class Script:
-    """A question while it is written."""
+    """A question under construction."""
 
     rng: random.Random
     held_back: bool
-    asked: list[str] = field(default_factory=list)
+    user_messages: list[str] = field(default_factory=list)
     steps: list[list[ExpertReply]] = field(default_factory=list)
     table: dict[str, int] = field(default_factory=dict)
     field_name: str = "value"
-    """What the table is of."""
+    """What the values of the table are."""
     uses: tuple[Purpose, ...] = (Purpose.CALCULATE, Purpose.LOOK_UP)
     answer: int | None = None
-    """None: the expert has to say that it does not know."""
+    """None if the expert must say that it does not know."""
     mentions: str = ""
-    """What the answer has to name besides its number."""
-    known: Topic | None = None
-    """What the first question was about, for questions that follow."""
+    """What the answer must mention besides its number."""
+    topic: Topic | None = None
+    """The topic of the last values in the table; follow-up questions use it."""
 
     def ask(self, *texts: str, **values: object) -> None:
-        """The user's next question."""
-        self.asked.append(capital(self.rng.choice(texts).format(**values)))
+        """Add the user's next question."""
+        self.user_messages.append(capital(self.rng.choice(texts).format(**values)))
         self.steps.append([])
 
     def step(self, thoughts: Sequence[str], says: Sequence[str] = ("",), *calls: tuple[Purpose, str]) -> None:
-        """The expert's next reply."""
+        """Add the expert's next reply."""
         self.steps[-1].append(ExpertReply(tuple(map(capital, thoughts)), tuple(map(capital, says)), calls))
 
     def calculate(self, expression: str, *thoughts: str) -> int:
-        """A call of the calculator; `thoughts` can name the expression as ``{e}``."""
+        """Add a call of the calculator; ``{e}`` in `thoughts` is the expression. Raises ValueError for a fraction."""
         plain = ("{e}.", "Now {e}.", "I calculate {e}.", "That is {e}.")
         self.step(
             [text.format(e=expression) for text in thoughts or plain], CALCULATING, (Purpose.CALCULATE, expression)
@@ -69,43 +69,43 @@ class Script:
             raise ValueError(f"{expression} is not a whole number")
         return value.numerator
 
-    def look_up(self, topic: Topic, *wanted: str, together: bool) -> None:
-        """Look names up, each in a reply of its own or all in one. What the last told is left to the next thought."""
+    def look_up(self, topic: Topic, *names: str, together: bool) -> None:
+        """Look names up, in one reply each or all in one. The next thought has to state the last result."""
         if together:
-            said = listed([topic.the(name) for name in wanted])
-            thoughts = [f"I need the {topic.key} of {said}.", f"I look up {said}.", f"{said}: I look them up."]
-            self.step(thoughts, LOOKING, *[(Purpose.LOOK_UP, name) for name in wanted])
+            listing = listed([topic.the(name) for name in names])
+            thoughts = [f"I need the {topic.key} of {listing}.", f"I look up {listing}.", f"{listing}: I look them up."]
+            self.step(thoughts, LOOKING, *[(Purpose.LOOK_UP, name) for name in names])
             return
-        for at, name in enumerate(wanted):
+        for at, name in enumerate(names):
             the = topic.the(name)
             thoughts = [f"I look up {the} first.", f"I need the {topic.key} of {the}."]
             if at:
-                told = self.told(topic, wanted[at - 1])
-                thoughts = [f"{told} Now {the}.", f"{told} Next I look up {the}."]
+                fact = self.facts(topic, names[at - 1])
+                thoughts = [f"{fact} Now {the}.", f"{fact} Next I look up {the}."]
             self.step(thoughts, LOOKING, (Purpose.LOOK_UP, name))
 
-    def told(self, topic: Topic, *found: str) -> str:
-        """What look-ups told, as a sentence."""
-        facts = [topic.fact.format(n=topic.the(name), v=self.table[name]) for name in found]
-        return capital(listed(facts)) + "."
+    def facts(self, topic: Topic, *names: str) -> str:
+        """The results of look-ups, as a sentence."""
+        sentences = [topic.fact.format(n=topic.the(name), v=self.table[name]) for name in names]
+        return capital(listed(sentences)) + "."
 
     def tell(self, value: int, thoughts: Sequence[str], says: Sequence[str], **values: object) -> None:
-        """The answer to the user's last question."""
-        shown = [text.format(v=value, **values) for text in thoughts]
-        self.step(shown, [text.format(v=value, **values) for text in says])
+        """Add the answer to the user's last question."""
+        filled = [text.format(v=value, **values) for text in thoughts]
+        self.step(filled, [text.format(v=value, **values) for text in says])
         self.answer = value
 
     def draw_names(self, sort: str, count: int) -> list[str]:
-        """Different names of this side."""
+        """Different names of this side of the split."""
         return self.rng.sample(names(sort, self.held_back), count)
 
-    def fill(self, topic: Topic, wanted: Sequence[str]) -> list[int]:
-        """Values for names, and a few rows beside them."""
-        self.field_name, self.known = topic.key, topic
-        others = [name for name in self.draw_names(topic.sort, 3) if name not in wanted]
-        for name in [*wanted, *others]:
+    def fill(self, topic: Topic, names: Sequence[str]) -> list[int]:
+        """Add values for names to the table, and a few other rows; returns the values."""
+        self.field_name, self.topic = topic.key, topic
+        other_names = [name for name in self.draw_names(topic.sort, 3) if name not in names]
+        for name in [*names, *other_names]:
             self.table[name] = spread(self.rng, topic.low, topic.high)
-        return [self.table[name] for name in wanted]
+        return [self.table[name] for name in names]
 
 
 LOOKING: Final = ("", "", "", "", "Let me look that up.", "One moment.")
@@ -114,5 +114,5 @@ GIVES: Final = ("That gives {v}.", "The result is {v}.", "{v} it is.")
 
 
 def spread(rng: random.Random, low: int, high: int) -> int:
-    """A number whose length varies, where an even draw would nearly always give a long one."""
+    """A number of varying length; a uniform draw would nearly always give a long one."""
     return rng.randint(low, rng.choice([top for top in (10, 100, 1000, 10000, 100000) if low < top < high] + [high]))

@@ -3,10 +3,10 @@
     python -m training.pocket.train                       # as shipped: one GPU
     python -m training.pocket.train --steps 30 --rows 8 --workers 1 --questions 12 --out pocket-try    # a try on a CPU
 
-The data is made while training, by ``tokentrace`` itself: questions from ``questions.py``, the expert's
-conversation, one `build_supervised_sample` each, loss on what the assistant says. The same settings give the same
-rows in the same order. At the end the weights are rounded to what is shipped, and those are evaluated: greedy rollouts
-with tools on held-back questions.
+The data is generated while training: each question of ``questions.py`` gives one conversation of the expert, and
+``tokentrace`` makes it a training row with loss on the assistant's turns (`build_supervised_sample`). The same settings
+give the same rows in the same order. At the end the weights are rounded to the shipped precision and evaluated with
+rollouts on held-back questions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from training.pocket.questions import Lesson, make_questions
 HERE = Path(__file__).resolve().parent
 LONGEST = 1024
 CHUNK = 256
-"""Conversations that a worker makes at a time."""
+"""Conversations that a worker generates at a time."""
 POOL = 16
-"""Chunks whose conversations are sorted by length, so that a batch has little padding."""
+"""Chunks whose conversations are sorted by length together, so that batches have little padding."""
 
-# What makes the data a little unlike the expert's own, as a model's own text is; `Noise` says what each is.
+# Fractions of noise, which makes the data more like a model's own text; `Noise` describes each.
 UNTHINKING, SLIPS, RESEGMENTED, COMPACT = astuple(NOISE)
 
 Row = tuple[np.ndarray, np.ndarray]
@@ -57,7 +57,7 @@ def renderer(thinking: bool = True) -> Renderer:
 
 @functools.cache
 def splits() -> dict[int, list[tuple[int, int]]]:
-    """For each token the pairs of tokens that spell the same bytes."""
+    """For each token, the pairs of tokens that spell the same bytes."""
     spec = json.loads((POCKET / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = spec["model"]["vocab"]
     pairs = {
@@ -68,11 +68,11 @@ def splits() -> dict[int, list[tuple[int, int]]]:
         ]
         for piece, index in vocabulary.items()
     }
-    return {index: found for index, found in pairs.items() if found}
+    return {index: choices for index, choices in pairs.items() if choices}
 
 
 def resegment(ids: np.ndarray, mask: np.ndarray, rng: random.Random) -> Row:
-    """The row with some of the assistant's tokens written as two."""
+    """The row with some of the assistant's tokens split into two."""
     new_ids: list[int] = []
     new_mask: list[bool] = []
     for index, trained in zip(ids.tolist(), mask.tolist(), strict=True):
@@ -106,7 +106,7 @@ def make_chunk(job: tuple[int, int]) -> list[Row]:
 
 
 def chunks(seed: int, workers: int) -> Iterator[list[Row]]:
-    """Without end, in an order that does not depend on the number of workers."""
+    """Endless chunks of rows, in an order that does not depend on the number of workers."""
     jobs = ((seed, start) for start in range(0, 2**40, CHUNK))
     if workers <= 1:
         yield from map(make_chunk, jobs)
@@ -120,16 +120,16 @@ def chunks(seed: int, workers: int) -> Iterator[list[Row]]:
 
 
 def batches(seed: int, rows: int, workers: int, pool: int = POOL) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and mask, padded on the right to the longest row."""
+    """Endless batches of ids and masks, padded on the right."""
     rng = random.Random(f"batches/{seed}")
     source = chunks(seed, workers)
     while True:
-        gathered = [row for _ in range(pool) for row in next(source)]
-        rng.shuffle(gathered)
-        gathered.sort(key=lambda row: len(row[0]))
-        cut = [gathered[at : at + rows] for at in range(0, len(gathered) - rows + 1, rows)]
-        rng.shuffle(cut)
-        for batch in cut:
+        pooled = [row for _ in range(pool) for row in next(source)]
+        rng.shuffle(pooled)
+        pooled.sort(key=lambda row: len(row[0]))
+        parts = [pooled[at : at + rows] for at in range(0, len(pooled) - rows + 1, rows)]
+        rng.shuffle(parts)
+        for batch in parts:
             width = -(-max(len(ids) for ids, _ in batch) // 32) * 32
             ids = np.zeros((len(batch), width), np.int16)
             mask = np.zeros((len(batch), width), np.bool_)
@@ -143,14 +143,14 @@ def batches(seed: int, rows: int, workers: int, pool: int = POOL) -> Iterator[tu
 
 
 def train(options: argparse.Namespace, device: torch.device) -> tuple[Pocket, dict[str, Any]]:
-    """The trained model, its weights rounded, and what there is to report."""
+    """Train, and return the model with rounded weights and the report."""
     torch.manual_seed(options.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     model = Pocket(Shape()).to(device)
     matrices = [weight for weight in model.parameters() if weight.dim() == 2]
-    others = [weight for weight in model.parameters() if weight.dim() != 2]
+    vectors = [weight for weight in model.parameters() if weight.dim() != 2]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": options.decay}, {"params": others, "weight_decay": 0.0}],
+        [{"params": matrices, "weight_decay": options.decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=options.rate,
         betas=(0.9, 0.98),
         fused=device.type == "cuda",
@@ -172,7 +172,7 @@ def train(options: argparse.Namespace, device: torch.device) -> tuple[Pocket, di
             group["lr"] = options.rate * rate(step)
         ids, mask = next(data)
         seen, trained, rows = seen + ids.numel(), trained + int(mask.sum()), rows + len(ids)
-        targets = mask.view(-1).nonzero()[:, 0].to(device, non_blocking=True)  # the first token is never one
+        targets = mask.view(-1).nonzero()[:, 0].to(device, non_blocking=True)  # never the first token
         ids = ids.to(device, torch.long, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             states = model(ids).flatten(0, 1)[targets - 1]
@@ -223,7 +223,7 @@ Generate = Callable[[list[list[int]]], list[list[int]]]
 def generate(
     model: Pocket, prompts: list[list[int]], stop: int, temperature: float, longest: int = 160
 ) -> list[list[int]]:
-    """Completions of a batch, to the stop token or `longest` tokens; temperature 0 is greedy."""
+    """Complete a batch of prompts, up to the stop token or `longest` tokens. Temperature 0 is greedy."""
     device = model.cos.device
     width = max(map(len, prompts))
     ids = torch.zeros((len(prompts), width), dtype=torch.long, device=device)
@@ -233,7 +233,7 @@ def generate(
     cache = Cache(model.shape, len(prompts), width + longest, device, torch.float32)
     states = model(ids, cache)[torch.arange(len(prompts), device=device), lengths - 1]
     cache.lengths.copy_(lengths)
-    drawn: list[torch.Tensor] = []
+    sampled: list[torch.Tensor] = []
     done = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     for _ in range(longest):
         logits = model.logits(states).float()
@@ -241,37 +241,37 @@ def generate(
             token = torch.multinomial(torch.softmax(logits / temperature, -1), 1)[:, 0]
         else:
             token = logits.argmax(-1)
-        drawn.append(token)
+        sampled.append(token)
         done |= token == stop
         if bool(done.all()):
             break
         states = model(token[:, None], cache)[:, 0]
         cache.lengths += 1
-    rows = torch.stack(drawn, 1).tolist()
+    rows = torch.stack(sampled, 1).tolist()
     return [row[: row.index(stop) + 1] if stop in row else row for row in rows]
 
 
 def roll_out(questions: Sequence[Question], generate: Generate, turns: int = 12) -> tuple[list[float], Counter[str]]:
-    """The reward of each question, and what was seen on the way."""
-    speak = renderer()
+    """Roll the questions out, and return the reward of each and counts of events."""
+    codec = renderer()
     conversations = [list(question.prompt) for question in questions]
     prompts = [
-        speak.render_ids(question.prompt, tools=question.tools, add_generation_prompt=True) for question in questions
+        codec.render_ids(question.prompt, tools=question.tools, add_generation_prompt=True) for question in questions
     ]
-    going = list(range(len(questions)))
+    active = list(range(len(questions)))
     seen: Counter[str] = Counter()
     odd: set[int] = set()
     for _ in range(turns):
-        if not going:
+        if not active:
             break
-        completions = generate([prompts[at] for at in going])
-        still = []
-        for at, completion in zip(going, completions, strict=True):
+        completions = generate([prompts[at] for at in active])
+        continued = []
+        for at, completion in zip(active, completions, strict=True):
             question = questions[at]
-            parsed = speak.parse_response(completion, tools=question.tools, prompt_ids=prompts[at])
+            parsed = codec.parse_response(completion, tools=question.tools, prompt_ids=prompts[at])
             seen["turns"] += 1
             seen["tokens"] += len(completion)
-            if speak.tokenizer.encode(speak.tokenizer.decode(completion)).tolist() != completion:
+            if codec.tokenizer.encode(codec.tokenizer.decode(completion)).tolist() != completion:
                 seen["turns with a non-canonical tokenization"] += 1
                 odd.add(at)
             conversations[at].append(parsed.to_message())
@@ -279,22 +279,22 @@ def roll_out(questions: Sequence[Question], generate: Generate, turns: int = 12)
             for call in parsed.tool_calls:
                 seen["calls"] += 1
                 seen["malformed calls"] += not call.ok
-                answered = run_tool(question, call.name or "", call.arguments) if call.ok else f"Error: {call.problem}"
-                seen["calls that a tool refused"] += call.ok and answered.startswith("Error")
-                new.append({"role": "tool", "tool_call_id": call.id or "call", "content": answered})
+                result = run_tool(question, call.name or "", call.arguments) if call.ok else f"Error: {call.problem}"
+                seen["calls that a tool refused"] += call.ok and result.startswith("Error")
+                new.append({"role": "tool", "tool_call_id": call.id or "call", "content": result})
             if not new and parsed.stop_token is not None:
                 text = follow_up(question, conversations[at])
                 new = [] if text is None else [{"role": "user", "content": text}]
             if not new or len(prompts[at]) + len(completion) > LONGEST:
                 continue
-            bridged = speak.bridge_to_next_turn(prompts[at], completion, new, tools=question.tools)
+            bridged = codec.bridge_to_next_turn(prompts[at], completion, new, tools=question.tools)
             if bridged is None:
                 seen["bridges refused"] += 1
                 continue
             conversations[at] += new
             prompts[at] = bridged.token_ids
-            still.append(at)
-        going = still
+            continued.append(at)
+        active = continued
     seen["rollouts with a non-canonical tokenization"] = len(odd)
     return [
         reward(question, conversation) for question, conversation in zip(questions, conversations, strict=True)
@@ -302,18 +302,18 @@ def roll_out(questions: Sequence[Question], generate: Generate, turns: int = 12)
 
 
 def evaluate(model: Pocket, count: int, temperature: float, seed: int) -> dict[str, Any]:
-    """Accuracy by kind on held-back questions."""
+    """Roll held-back questions out, and return the accuracy by kind."""
     torch.manual_seed(seed)
     stop = renderer().get_stop_token_ids()[0]
     questions = make_questions(seed, count, "held_back")
     rewards: list[float] = []
     seen: Counter[str] = Counter()
     for start in range(0, count, 600):
-        some, also = roll_out(
+        part_rewards, part_seen = roll_out(
             questions[start : start + 600], lambda prompts: generate(model, prompts, stop, temperature)
         )
-        rewards += some
-        seen += also
+        rewards += part_rewards
+        seen += part_seen
     by_kind = defaultdict(list)
     for question, value in zip(questions, rewards, strict=True):
         by_kind[question.kind].append(value)
@@ -330,7 +330,7 @@ def evaluate(model: Pocket, count: int, temperature: float, seed: int) -> dict[s
 
 
 def loss_curve(curve: Sequence[tuple[int, float]]) -> str:
-    """The losses as a small SVG, with a logarithmic axis."""
+    """An SVG of the losses, with a logarithmic axis."""
     wide, high, left, low = 640, 320, 56, 36
     last = curve[-1][0]
     values = [math.log10(loss) for _, loss in curve]
@@ -362,7 +362,7 @@ def loss_curve(curve: Sequence[tuple[int, float]]) -> str:
 
 
 def main() -> None:
-    """Train, write the model's folder, evaluate what was written, report."""
+    """Train, save and evaluate the model, and write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=9000)
     parser.add_argument("--rows", type=int, default=128, help="conversations in a batch")

@@ -13,19 +13,19 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Something that is known of every name in a table, and how one speaks of it.
+    """A property that every name in a table has, and the wording of questions and answers about it.
 
-    In the texts ``{n}`` is the name with its article, ``{v}`` the value, ``{all}`` several names.
+    In the texts, ``{n}`` is the name with its article, ``{v}`` the value, ``{all}`` several names.
     """
 
     key: str
     sort: str
-    """Of which names: see `names`."""
+    """The kind of names that have it, see `names`."""
     low: int
     high: int
     ask: list[str]
     fact: str
-    """What a look-up told, as a thought."""
+    """The result of a look-up, as a thought."""
     tell: list[str]
     ask_sum: list[str]
     tell_sum: list[str]
@@ -38,19 +38,19 @@ class Topic:
     unit: str
 
     def the(self, name: str) -> str:
-        """The name as it stands in a sentence."""
+        """The name as used in a sentence."""
         return f"the {name}" if self.sort == "item" else name
 
 
 WORDS: Final[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
-TOPICS: Final = {key: Topic(key, **about) for key, about in WORDS["topics"].items()}
+TOPICS: Final = {key: Topic(key, **fields) for key, fields in WORDS["topics"].items()}
 
 SHARE: Final = 8
 """One name in this many is held back, and one question in this many."""
 
 
 def is_held_back(text: str) -> bool:
-    """Whether a name, or what identifies a question, belongs to the held-back side: one in `SHARE` does.
+    """Whether a name, or the text of a question, is held back: one in `SHARE` is.
 
     >>> is_held_back("green lamp"), is_held_back("red chair")
     (False, False)
@@ -60,22 +60,22 @@ def is_held_back(text: str) -> bool:
 
 def words(kind: str) -> list[str]:
     """The words of one list of ``[names]``."""
-    found = WORDS["names"][kind]
-    return found.split() if isinstance(found, str) else list(found)
+    entries = WORDS["names"][kind]
+    return entries.split() if isinstance(entries, str) else list(entries)
 
 
 @functools.cache
 def names(sort: str, held_back: bool) -> tuple[str, ...]:
-    """All ``"item"``, ``"town"`` or ``"person"`` names of one side."""
+    """All ``"item"``, ``"town"`` or ``"person"`` names of one side of the split."""
     match sort:
         case "item":
-            made = [f"{first} {second}" for first in words("adjectives") for second in words("nouns")]
+            candidates = [f"{first} {second}" for first in words("adjectives") for second in words("nouns")]
         case "person":
-            made = [f"{first} {last}" for first in words("first") for last in words("last")]
+            candidates = [f"{first} {last}" for first in words("first") for last in words("last")]
         case _:
-            made = [f"{first}{second}" for first in words("places") for second in words("endings")]
-            made += map("".join, itertools.product(words("onsets"), words("middles"), words("codas")))
-    return tuple(name for name in dict.fromkeys(made) if is_held_back(name) is held_back)
+            candidates = [f"{first}{second}" for first in words("places") for second in words("endings")]
+            candidates += map("".join, itertools.product(words("onsets"), words("middles"), words("codas")))
+    return tuple(name for name in dict.fromkeys(candidates) if is_held_back(name) is held_back)
 
 
 def plural(name: str) -> str:

@@ -1,4 +1,4 @@
-"""AReaL: an episode's tensors are the trajectory, and its engine is asked for exactly what our loop says."""
+"""AReaL: an episode's tensors equal the trajectory, and its engine gets exactly the requests of our loop."""
 
 import asyncio
 from typing import Any
@@ -23,30 +23,30 @@ DTYPES = {
 
 
 class Server:
-    """AReaL's inference engine, sampled by pocket; each answer is by newer weights."""
+    """AReaL's inference engine on pocket; each answer has newer weights."""
 
     def __init__(self, engine: Engine, *, without: str = "") -> None:
         self.engine, self.without, self.requests = engine, without, []
 
     async def agenerate(self, request: ModelRequest) -> ModelResponse:
-        asked = request.gconfig
-        assert (asked.n_samples, asked.greedy) == (1, False)
+        config = request.gconfig
+        assert (config.n_samples, config.greedy) == (1, False)
         self.requests.append(request)
-        sampling = SamplingParams(asked.max_new_tokens, seed=3, stop_token_ids=tuple(asked.stop_token_ids))
-        made = await self.engine.generate(request.input_ids, sampling)
-        ids = made.ids.tolist()
+        sampling = SamplingParams(config.max_new_tokens, seed=3, stop_token_ids=tuple(config.stop_token_ids))
+        done = await self.engine.generate(request.input_ids, sampling)
+        ids = done.ids.tolist()
         versions = [len(self.requests)] * (len(ids) // 2) + [len(self.requests) + 1] * (len(ids) - len(ids) // 2)
-        answer = ModelResponse(request.input_ids, ids, made.logprobs.tolist(), versions, str(made.finish_reason))
+        answer = ModelResponse(request.input_ids, ids, done.logprobs.tolist(), versions, str(done.finish_reason))
         if self.without:
             setattr(answer, self.without, getattr(answer, self.without)[1:])
         return answer
 
 
 def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tuple[Any, list[Rollout], Server]:
-    kept: list[Rollout] = []
+    rollouts: list[Rollout] = []
     settings = GenerationHyperparameters(max_tokens=2048)
     with pytest.MonkeyPatch.context() as patch:
-        names = recipe("my_areal.py", patch, sampling=SamplingParams(64, seed=seed), kept=kept, **options)
+        names = recipe("my_areal.py", patch, sampling=SamplingParams(64, seed=seed), rollouts=rollouts, **options)
     workflow = names["AgentWorkflow"](settings)
     assert isinstance(workflow, RolloutWorkflow)
 
@@ -58,61 +58,61 @@ def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tu
         finally:
             await pocket.close()
 
-    made, server = asyncio.run(run())
-    return made, kept, server
+    tensors, server = asyncio.run(run())
+    return tensors, rollouts, server
 
 
-def rows(made: dict[str, torch.Tensor], branches: list[int]) -> list[Any]:
-    rows = []
+def rows(batch: dict[str, torch.Tensor], branches: list[int]) -> list[Any]:
+    out = []
     for at, branch in enumerate(branches):
-        there = made["attention_mask"][at]
-        assert there.tolist() == sorted(there.tolist(), reverse=True), "padding is at the end"
+        inside = batch["attention_mask"][at]
+        assert inside.tolist() == sorted(inside.tolist(), reverse=True), "padding is at the end"
         for name, filler in (("loss_mask", 0), ("logprobs", 0.0), ("versions", -1)):
-            assert (made[name][at][~there] == filler).all()
-        rows.append((branch, *(made[name][at][there].tolist() for name in ("input_ids", "loss_mask", "logprobs"))))
-    return rows
+            assert (batch[name][at][~inside] == filler).all()
+        out.append((branch, *(batch[name][at][inside].tolist() for name in ("input_ids", "loss_mask", "logprobs"))))
+    return out
 
 
-def check_versions(trajectory: Trajectory, made: dict[str, torch.Tensor], branches: list[int]) -> None:
+def check_versions(trajectory: Trajectory, tensors: dict[str, torch.Tensor], branches: list[int]) -> None:
     for at, branch in enumerate(branches):
         expected = [-1] * len(trajectory.stream(branch))
         for turn in trajectory.turns(branch):
             for version, start, stop in turn.versions:
                 expected[turn.start + start : turn.start + stop] = [version] * (stop - start)
-        assert made["versions"][at][made["attention_mask"][at]].tolist() == expected
+        assert tensors["versions"][at][tensors["attention_mask"][at]].tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_branches_are_rows_of_one_episode(seed: int) -> None:
     tree = random_tree(seed)
     branches = [one.index for one in tree.branches if one.sampled]
-    made = areal_tensors(tree, 0.25)
-    assert {name: tensor.dtype for name, tensor in made.items()} == DTYPES
-    assert made["rewards"].tolist() == [0.25] * len(branches)
-    check_rows(tree, rows(made, branches))
-    check_versions(tree, made, branches)
+    tensors = areal_tensors(tree, 0.25)
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == DTYPES
+    assert tensors["rewards"].tolist() == [0.25] * len(branches)
+    check_rows(tree, rows(tensors, branches))
+    check_versions(tree, tensors, branches)
 
 
 def test_a_workflow_runs_our_agent_on_the_engine_of_areal() -> None:
-    made, [rollout], server = episode()
-    assert {name: tensor.dtype for name, tensor in made.items()} == DTYPES
-    check_rows(rollout.trajectory, rows(made, [0]))
-    check_versions(rollout.trajectory, made, [0])
-    assert made["rewards"].tolist() == [float(rollout.turns)]
+    tensors, [rollout], server = episode()
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == DTYPES
+    check_rows(rollout.trajectory, rows(tensors, [0]))
+    check_versions(rollout.trajectory, tensors, [0])
+    assert tensors["rewards"].tolist() == [float(rollout.turns)]
     assert len(server.requests) == rollout.turns > 1
     stream = rollout.trajectory.stream().tolist()
     assert all(request.input_ids == stream[: len(request.input_ids)] for request in server.requests)
 
 
 def test_the_reward_is_on_a_token_that_carries_loss() -> None:
-    """AReaL puts it on the last token, and counts advantages only where the loss mask is 1."""
-    made, [rollout], _ = episode(budget=Budget(turns=1))
+    """AReaL puts the reward on the last token, and uses advantages only where the loss mask is 1."""
+    tensors, [rollout], _ = episode(budget=Budget(turns=1))
     assert rollout.messages[-1]["role"] == "tool"
     assert rollout.trajectory.loss_mask()[-1] == 0
-    [length] = made["attention_mask"].sum(1).tolist()
-    assert made["loss_mask"][0][length - 1] == 1
-    assert int(made["loss_mask"].sum()) == rollout.trajectory.num_sampled
-    assert made["input_ids"][0][:length].tolist() == rollout.trajectory.stream().tolist()[:length]
+    [length] = tensors["attention_mask"].sum(1).tolist()
+    assert tensors["loss_mask"][0][length - 1] == 1
+    assert int(tensors["loss_mask"].sum()) == rollout.trajectory.num_sampled
+    assert tensors["input_ids"][0][:length].tolist() == rollout.trajectory.stream().tolist()[:length]
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_the_reward_is_on_a_token_that_carries_loss() -> None:
     [({"without": "output_logprobs"}, 1), ({"without": "output_versions"}, 1), ({"seed": 3}, 0)],
 )
 def test_an_episode_that_failed_has_no_row(options: dict[str, Any], requests: int) -> None:
-    """Something is missing in an answer; or a seed is set, which AReaL's requests do not have."""
-    made, kept, server = episode(**options)
-    assert (made, kept, len(server.requests)) == (None, [], requests)
+    """An answer is incomplete, or a seed is set, which AReaL's requests do not have."""
+    tensors, rollouts, server = episode(**options)
+    assert (tensors, rollouts, len(server.requests)) == (None, [], requests)
 
 
-def test_what_areal_cannot_take_is_refused() -> None:
+def test_rollouts_that_areal_cannot_represent_are_refused() -> None:
     with pytest.raises(SampleError, match="has no reward"):
         episode(reward=lambda rollout: None)
     with pytest.raises(SampleError, match="has no logprobs"):

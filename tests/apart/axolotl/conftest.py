@@ -1,8 +1,8 @@
-"""Warnings of other packages are not ours to mend."""
+"""Settings for tests with axolotl."""
 
 import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are shown here, and no errors."""
+    """Show warnings of other packages instead of raising them as errors."""
     config.addinivalue_line("filterwarnings", "default")

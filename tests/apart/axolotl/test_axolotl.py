@@ -1,4 +1,4 @@
-"""axolotl: what its data loading and its collator make of our rows has our labels, element by element."""
+"""axolotl: after its data loading and collator, our rows have the same labels, element by element."""
 
 import os
 from pathlib import Path
@@ -19,11 +19,11 @@ SETTINGS = {
 }
 
 
-def configured(said: dict[str, Any], folder: Path, **more: Any) -> Any:
+def configured(advice: dict[str, Any], folder: Path, **more: Any) -> Any:
     from axolotl.cli.config import load_cfg
 
     places = {"output_dir": str(folder / "out"), "dataset_prepared_path": str(folder / "prepared")}
-    (folder / "config.yaml").write_text(yaml.safe_dump({**SETTINGS, **said, **places, **more}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({**SETTINGS, **advice, **places, **more}))
     return load_cfg(str(folder / "config.yaml"))
 
 
@@ -32,16 +32,16 @@ def test_labels_of_its_batches_are_those_of_the_rows(tmp_path: Path) -> None:
     from axolotl.utils.collators import DataCollatorForSeq2Seq
     from transformers import AutoTokenizer
 
-    said, samples = rows_for("axolotl", tmp_path)
-    prepared = load_datasets(cfg=configured(said, tmp_path)).train_dataset
+    advice, samples = rows_for("axolotl", tmp_path)
+    prepared = load_datasets(cfg=configured(advice, tmp_path)).train_dataset
     collate = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(POCKET), return_tensors="pt")
     names = ("input_ids", "attention_mask", "labels")
     batch = collate([{name: row[name] for name in names} for row in prepared])
     seen = []
     for ids, attended, labels in zip(*(batch[name] for name in names), strict=True):
-        there = attended.bool()
-        seen.append((ids[there].tolist(), labels[there].tolist()))
-        assert (labels[~there] == -100).all()
+        inside = attended.bool()
+        seen.append((ids[inside].tolist(), labels[inside].tolist()))
+        assert (labels[~inside] == -100).all()
     assert sorted(seen) == sorted((sample.token_ids, sample.labels.tolist()) for sample in samples)
 
 

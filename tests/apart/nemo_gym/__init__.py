@@ -1,1 +1,1 @@
-"""NeMo Gym, in an environment of its own."""
+"""Tests with NeMo Gym, in its own environment."""

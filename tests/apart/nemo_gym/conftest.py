@@ -1,4 +1,4 @@
-"""Places for a store in SQLite and in PostgreSQL, as the gateway's tests have them."""
+"""The fixtures of the gateway's tests for stores in SQLite and in PostgreSQL."""
 
 from tests.gateway.conftest import place, postgres
 

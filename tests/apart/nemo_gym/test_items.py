@@ -1,4 +1,4 @@
-"""What NeMo Gym carries of a rollout, and NeMo RL trains on, is the trajectory: ids, mask and logprobs, one by one."""
+"""NeMo Gym's items, which NeMo RL trains on, have the ids, mask and logprobs of the trajectory."""
 
 import asyncio
 from pathlib import Path
@@ -43,8 +43,8 @@ class AsksOnce(BaseInteraction):
     name = "asks once"
 
     async def generate_response(self, instance_id: str, messages: Any) -> Any:
-        asked = sum(message["role"] == "user" for message in messages)
-        return None if asked > 1 else "And what is 8 * 9?"
+        questions = sum(message["role"] == "user" for message in messages)
+        return None if questions > 1 else "And what is 8 * 9?"
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +52,16 @@ def rollout() -> Rollout:
     """A rollout with calls, results and a second question, on the embedded model."""
 
     engine = EmbeddedEngine(seed=1)
-    made = pocket_rollout(engine, engine.close, interaction=AsksOnce())
-    assert made.turns >= 3
-    assert {"tool", "user"} <= {message["role"] for message in made.messages[1:]}
-    return made
+    result = pocket_rollout(engine, engine.close, interaction=AsksOnce())
+    assert result.turns >= 3
+    assert {"tool", "user"} <= {message["role"] for message in result.messages[1:]}
+    return result
 
 
 def as_nemo_rl_reads(items: list[dict[str, Any]]) -> tuple[list[int], list[int], list[float]]:
-    """Ids, mask and logprobs by NeMo RL's rule (`_postprocess_nemo_gym_to_nemo_rl_result`, then its GRPO masks):
-    items with generated ids, in order; each prompt has to begin with all that was seen; what is new of the prompt
-    carries no loss and 0.0, what was generated carries loss and its logprobs."""
+    """Ids, mask and logprobs by NeMo RL's rule (`_postprocess_nemo_gym_to_nemo_rl_result`, then its GRPO masks).
+    It reads the items with generated ids in order. Each prompt must begin with all previous ids; new prompt ids have no
+    loss and logprob 0.0, and generated ids have loss and their logprobs."""
     seen: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -92,13 +92,13 @@ def assert_is_the_row(items: list[dict[str, Any]], trajectory: Trajectory, branc
 
 def test_items_are_nemo_gyms_and_carry_the_row(rollout: Rollout) -> None:
     items = output_items(rollout.trajectory, rollout.messages)
-    read = [ITEM.validate_python(item) for item in items]
-    carrying = [one for one in read if hasattr(one, "generation_token_ids")]
-    assert len(carrying) == rollout.turns
+    parsed = [ITEM.validate_python(item) for item in items]
+    generated = [one for one in parsed if hasattr(one, "generation_token_ids")]
+    assert len(generated) == rollout.turns
     for_training = (NeMoGymResponseFunctionToolCallForTraining, NeMoGymResponseOutputMessageForTraining)
-    assert all(isinstance(one, for_training) for one in carrying)
+    assert all(isinstance(one, for_training) for one in generated)
     assert_prefix_contiguity({"output": items})
-    assert_is_the_row([one.model_dump() for one in read], rollout.trajectory)
+    assert_is_the_row([one.model_dump() for one in parsed], rollout.trajectory)
     outputs = [item["output"] for item in items if item["type"] == "function_call_output"]
     assert outputs == [message["content"] for message in rollout.messages if message["role"] == "tool"]
 
@@ -113,8 +113,8 @@ def test_chat_messages_carry_the_row(rollout: Rollout) -> None:
 
 
 async def captured(rollout: Rollout, place: str, deltas: bool) -> tuple[dict[str, Any], Trajectory]:
-    """Send the turns of a rollout through NeMo Gym's capture into our store; what NeMo Gym builds of it for a trainer,
-    and the trajectory of its records."""
+    """Send the turns of a rollout through NeMo Gym's capture into our store. Returns what NeMo Gym builds of them for
+    a trainer, and the trajectory of its records."""
     store = TokenStore(place)
     history: list[dict[str, Any]] = [dict(rollout.task.messages[0])]
     output: list[dict[str, Any]] = []
@@ -142,28 +142,28 @@ async def captured(rollout: Rollout, place: str, deltas: bool) -> tuple[dict[str
 
 
 @pytest.mark.parametrize("deltas", [False, True], ids=["whole prompts", "delta records"])
-def test_what_nemo_gym_captures_in_our_store_is_the_trajectory(rollout: Rollout, deltas: bool, tmp_path: Path) -> None:
-    built, again = asyncio.run(captured(rollout, str(tmp_path / "captures.db"), deltas))
+def test_captures_in_our_store_equal_the_trajectory(rollout: Rollout, deltas: bool, tmp_path: Path) -> None:
+    built, restored = asyncio.run(captured(rollout, str(tmp_path / "captures.db"), deltas))
     assert not built.get("mask_sample")
     assert_is_the_row(built["rebuilt_response"]["output"], rollout.trajectory)
     assert_prefix_contiguity(built["rebuilt_response"])
-    length = len(again.stream())
-    assert again.stream().tolist() == rollout.trajectory.stream()[:length].tolist()
-    np.testing.assert_array_equal(again.loss_mask(), rollout.trajectory.loss_mask()[:length])
-    np.testing.assert_array_equal(again.logprobs(), rollout.trajectory.logprobs()[:length])
+    length = len(restored.stream())
+    assert restored.stream().tolist() == rollout.trajectory.stream()[:length].tolist()
+    np.testing.assert_array_equal(restored.loss_mask(), rollout.trajectory.loss_mask()[:length])
+    np.testing.assert_array_equal(restored.logprobs(), rollout.trajectory.logprobs()[:length])
     assert not rollout.trajectory.loss_mask()[length:].any()
 
 
 def rewritten() -> Trajectory:
-    """Two branches: the second answer was sampled from a history in which the first had been rewritten."""
-    made = Trajectory()
-    made.begin([1, 2], messages=1)
-    made.append_completion([3, 4], [-0.5, -0.25], finish_reason="stop")
-    made.append_context([5], Kind.CONTEXT, messages=1)
-    made.append_completion([6], [-1.0], finish_reason="stop")
-    made.branch([1, 2, 9, 5], messages=3)
-    made.append_completion([7, 8], [-2.0, -3.0], finish_reason="stop")
-    return made
+    """Two branches: the second answer is sampled from a history in which the first is rewritten."""
+    trajectory = Trajectory()
+    trajectory.begin([1, 2], messages=1)
+    trajectory.append_completion([3, 4], [-0.5, -0.25], finish_reason="stop")
+    trajectory.append_context([5], Kind.CONTEXT, messages=1)
+    trajectory.append_completion([6], [-1.0], finish_reason="stop")
+    trajectory.branch([1, 2, 9, 5], messages=3)
+    trajectory.append_completion([7, 8], [-2.0, -3.0], finish_reason="stop")
+    return trajectory
 
 
 TALK = [
@@ -174,7 +174,7 @@ TALK = [
 ]
 
 
-def test_every_branch_is_a_response_of_its_own() -> None:
+def test_every_branch_is_a_separate_response() -> None:
     trajectory = rewritten()
     with pytest.raises(SampleError, match="2 rows"):
         output_items(trajectory, TALK)
@@ -184,11 +184,11 @@ def test_every_branch_is_a_response_of_its_own() -> None:
         assert [item["type"] for item in items][-2:] == ["reasoning", "message"]
 
 
-def test_branches_and_retries_come_back_from_captured_records() -> None:
+def test_branches_and_retries_are_restored_from_captured_records() -> None:
     from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
 
     def call(id: str, prompt: list[int], generated: list[int], parent: str | None = None) -> TokenEntry:
-        made = TokenEntry(
+        entry = TokenEntry(
             rollout_id="one",
             model_call_id=id,
             prompt_token_ids=prompt,
@@ -196,20 +196,20 @@ def test_branches_and_retries_come_back_from_captured_records() -> None:
             generation_log_probs=[-0.5] * len(generated),
         )
         status = ParentResolutionStatus.RESOLVED if parent else ParentResolutionStatus.ROOT
-        return stamp_lineage(made, parent, parent_resolution=status)
+        return stamp_lineage(entry, parent, parent_resolution=status)
 
     first, retry = call("a", [1, 2], [3]), call("b", [1, 2], [4])
     second = call("c", [1, 2, 4, 5], [6], "b")
     silent = call("d", [1, 2, 4, 5, 6, 7], [])
-    made = captured_trajectory([silent, second, retry, first])
-    assert [made.stream(one.index).tolist() for one in made.branches] == [[1, 2, 3], [1, 2, 4, 5, 6]]
-    assert [made.loss_mask(one.index).tolist() for one in made.branches] == [
+    trajectory = captured_trajectory([silent, second, retry, first])
+    assert [trajectory.stream(one.index).tolist() for one in trajectory.branches] == [[1, 2, 3], [1, 2, 4, 5, 6]]
+    assert [trajectory.loss_mask(one.index).tolist() for one in trajectory.branches] == [
         [False, False, True],
         [False, False, True, False, True],
     ]
     chain = next(chain for chain in run_builder([first, retry, second]).chains)
     ids, mask, _ = as_nemo_rl_reads(project_chain_to_output_items(chain))
-    assert (ids, mask) == (made.stream(1).tolist(), made.loss_mask(1).astype(int).tolist())
+    assert (ids, mask) == (trajectory.stream(1).tolist(), trajectory.loss_mask(1).astype(int).tolist())
     on = call("e", [1, 2, 4, 5, 6], [8], "c")
     continued = captured_trajectory([first, retry, second, on])
     assert continued.stream(1).tolist() == [1, 2, 4, 5, 6, 8]

@@ -1,4 +1,4 @@
-"""NeMo Gym's own checks of a durable token store pass on ours, made as NeMo Gym makes it."""
+"""NeMo Gym's conformance checks for durable token stores pass on our store, created from its settings."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ CHECKS = [
     *("freeze_idempotency", "post_freeze_write_safety", "conditional_retirement", "lineage_visibility"),
     *("fresh_client_lineage_visibility", "begin_call_custody"),
 ]
-ASKED = {"role": "user", "content": "What is 6 * 7?"}
+QUESTION = {"role": "user", "content": "What is 6 * 7?"}
 
 
 @pytest.fixture(autouse=True)
@@ -32,35 +32,35 @@ def protocols_know_their_members(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(place: str) -> dict[str, Any]:
-    """What a user writes in YAML."""
+    """The settings of a user's YAML file."""
     endpoint = "tokentrace.integrations.nemo_gym:TokenStore"
     block = {"enabled": True, "sink": endpoint, "sink_kwargs": {"store": place}}
     return {"token_id_capture": block | {"lineage_store": endpoint, "lineage_store_kwargs": {"store": place}}}
 
 
-def test_the_conformance_checks_pass_on_what_nemo_gym_makes_of_its_settings(place: str) -> None:
+def test_the_conformance_checks_pass_on_the_configured_store(place: str) -> None:
     config = TokenIdCaptureConfig.model_validate(settings(place))
 
-    def made(build: Callable[[], Any], protocol: type) -> Callable[[], Any]:
+    def checked(build: Callable[[], Any], protocol: type) -> Callable[[], Any]:
         endpoint = build()
         assert isinstance(endpoint, TokenStore)
         assert isinstance(endpoint, protocol)
         asyncio.run(endpoint.close())
         return build
 
-    sink, lineage = made(config.build_sink, TokenSink), made(config.build_lineage_store, LineageResolver)
-    source = made(lambda: TokenStore(place), TokenSource)
+    sink, lineage = checked(config.build_sink, TokenSink), checked(config.build_lineage_store, LineageResolver)
+    source = checked(lambda: TokenStore(place), TokenSource)
     assert asyncio.run(run_conformance(sink, source, lineage)) == CHECKS
 
 
 def calls(deltas: bool) -> list[tuple[TokenEntry, list[dict[str, Any]]]]:
-    """Three calls of one rollout, each going on from the one before, and what was asked in each."""
-    made: list[tuple[TokenEntry, list[dict[str, Any]]]] = []
-    asked: list[dict[str, Any]] = [ASKED]
+    """Three calls of one rollout, each continuing the previous one, with the messages of the next request."""
+    entries: list[tuple[TokenEntry, list[dict[str, Any]]]] = []
+    request: list[dict[str, Any]] = [QUESTION]
     stream: list[int] = []
     for number in range(3):
         new, generated = [10 * number, 10 * number + 1], [10 * number + 5]
-        parent = made[-1][0].model_call_id if made else None
+        parent = entries[-1][0].model_call_id if entries else None
         is_delta = deltas and parent is not None
         entry = TokenEntry(
             rollout_id="one",
@@ -74,12 +74,12 @@ def calls(deltas: bool) -> list[tuple[TokenEntry, list[dict[str, Any]]]]:
             parent_call_id=parent,
             parent_resolution=ParentResolutionStatus.RESOLVED if parent else ParentResolutionStatus.ROOT,
         )
-        stamp_continuation(entry, list(asked))
+        stamp_continuation(entry, list(request))
         stream = stream + new + generated
         stamp_lineage(entry, parent, parent_resolution=entry.parent_resolution, cumulative=stream)
-        asked = [*asked, *entry.output_items, {"role": "user", "content": f"and {number}?"}]
-        made.append((entry, asked))
-    return made
+        request = [*request, *entry.output_items, {"role": "user", "content": f"and {number}?"}]
+        entries.append((entry, request))
+    return entries
 
 
 @pytest.mark.parametrize("deltas", [False, True], ids=["whole prompts", "delta records"])
@@ -87,16 +87,16 @@ def test_a_parent_is_found_with_all_its_tokens(deltas: bool, place: str) -> None
     async def check() -> None:
         sink, resolver = TokenStore(place), TokenStore(place)
         stream: list[int] = []
-        for number, (entry, asked) in enumerate(calls(deltas)):
+        for number, (entry, request) in enumerate(calls(deltas)):
             await sink.put(entry)
             stream += [10 * number, 10 * number + 1, 10 * number + 5]
             for one in (resolver, TokenStore(place)):
-                found = await one.resolve("one", asked)
-                assert found.match is not None
-                assert (found.match.model_call_id, list(found.match.cumulative_token_ids)) == (f"call-{number}", stream)
+                reply = await one.resolve("one", request)
+                assert reply.match is not None
+                assert (reply.match.model_call_id, list(reply.match.cumulative_token_ids)) == (f"call-{number}", stream)
                 if one is not resolver:
                     await one.close()
-        assert (await resolver.resolve("one", [ASKED])).status == ParentResolutionStatus.ROOT
+        assert (await resolver.resolve("one", [QUESTION])).status == ParentResolutionStatus.ROOT
         await sink.close()
         await resolver.close()
 
@@ -104,7 +104,7 @@ def test_a_parent_is_found_with_all_its_tokens(deltas: bool, place: str) -> None
 
 
 def test_many_clients_put_and_resolve_at_once(place: str) -> None:
-    """Each call is there once, whoever wrote it, and one that was retried is not there twice."""
+    """Each call is stored once, even if several clients put it."""
 
     async def check() -> None:
         clients = [TokenStore(place) for _ in range(3)]
@@ -112,7 +112,7 @@ def test_many_clients_put_and_resolve_at_once(place: str) -> None:
             entry.model_copy(update={"model_call_id": f"c{n}"}) for n in range(8) for entry, _ in calls(False)[:1]
         ]
         await asyncio.gather(*(client.put(entry) for client in clients for entry in entries))
-        await asyncio.gather(*(clients[0].resolve("one", [ASKED]) for _ in range(4)))
+        await asyncio.gather(*(clients[0].resolve("one", [QUESTION]) for _ in range(4)))
         snapshot = await clients[1].freeze("one")
         assert sorted(entry.model_call_id for entry in snapshot.entries) == [f"c{n}" for n in range(8)]
         assert not snapshot.incomplete
@@ -122,12 +122,12 @@ def test_many_clients_put_and_resolve_at_once(place: str) -> None:
     asyncio.run(check())
 
 
-def test_what_was_retired_is_gone_and_stays_so(place: str) -> None:
+def test_retired_rollouts_are_gone_for_good(place: str) -> None:
     async def check() -> None:
         store = TokenStore(place)
-        (entry, asked), *_ = calls(False)
+        (entry, request), *_ = calls(False)
         await store.put(entry)
-        await store.resolve("one", asked)
+        await store.resolve("one", request)
         with pytest.raises(Conflict, match="call-0"):
             await store.put(entry.model_copy(update={"generation_log_probs": [-0.25]}))
         snapshot = await store.freeze("one")
@@ -136,7 +136,7 @@ def test_what_was_retired_is_gone_and_stays_so(place: str) -> None:
         assert not await store.drop("one", snapshot_id="another", version=snapshot.version)
         assert await store.drop("one", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
         assert not await store.drop("one", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
-        assert (await store.resolve("one", asked)).status == ParentResolutionStatus.UNRESOLVED
+        assert (await store.resolve("one", request)).status == ParentResolutionStatus.UNRESOLVED
         with pytest.raises(Closed):
             await store.freeze("one")
         await store.close()

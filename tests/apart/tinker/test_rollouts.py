@@ -1,4 +1,4 @@
-"""Agents on Tinker's client, and what reaches `forward_backward`: the trajectory's ids, mask and logprobs."""
+"""Agents on Tinker's client: `forward_backward` gets the trajectory's ids, mask and logprobs."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ from tokentrace.tokens.kinds import Kind
 
 
 class Client:
-    """Tinker's `SamplingClient` as far as it is used, over the embedded model; the types are Tinker's own."""
+    """A minimal `SamplingClient` on the embedded model, with Tinker's own types."""
 
     def __init__(self) -> None:
         self.engine = EmbeddedEngine(seed=0)
@@ -43,8 +43,8 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[Rollout, Client]:
-    """A rollout with a tool on Tinker's client, and the client."""
+def recorded() -> tuple[Rollout, Client]:
+    """A rollout with a tool on Tinker's client, and that client."""
 
     client = Client()
     engine = TinkerEngine(client, vocab_size=RENDERER.tokenizer.vocabulary.size, version="step 3")
@@ -54,7 +54,7 @@ def made() -> tuple[Rollout, Client]:
 
 
 def as_the_cookbook_has_it(trajectory: Trajectory) -> CookbookTrajectory:
-    """The same rollout as tinker-cookbook records one."""
+    """The same rollout in the format of tinker-cookbook."""
     stream, logprobs = trajectory.stream(), trajectory.logprobs()
     return CookbookTrajectory(
         transitions=[
@@ -72,15 +72,15 @@ def as_the_cookbook_has_it(trajectory: Trajectory) -> CookbookTrajectory:
     )
 
 
-def test_every_prompt_that_tinker_saw_is_a_prefix_of_the_stream(made: tuple[Rollout, Client]) -> None:
-    rollout, client = made
+def test_every_prompt_that_tinker_saw_is_a_prefix_of_the_stream(recorded: tuple[Rollout, Client]) -> None:
+    rollout, client = recorded
     stream = rollout.trajectory.stream().tolist()
     assert [stream[: turn.start] for turn in rollout.trajectory.turns()] == client.prompts
     assert {turn.version for turn in rollout.trajectory.turns()} == {"step 3"}
 
 
-def test_data_are_those_of_tinker_cookbook_for_the_same_rollout(made: tuple[Rollout, Client]) -> None:
-    trajectory = made[0].trajectory
+def test_data_are_those_of_tinker_cookbook_for_the_same_rollout(recorded: tuple[Rollout, Client]) -> None:
+    trajectory = recorded[0].trajectory
     (ours,) = training_data(trajectory, advantage=0.75, mask=True)
     (theirs,) = trajectory_to_data(as_the_cookbook_has_it(trajectory), 0.75)
     assert ours.model_input.to_ints() == theirs.model_input.to_ints()
@@ -91,7 +91,7 @@ def test_data_are_those_of_tinker_cookbook_for_the_same_rollout(made: tuple[Roll
 
 
 class Answered:
-    """A future of Tinker's that is done."""
+    """A finished future of Tinker."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -101,7 +101,7 @@ class Answered:
 
 
 class Training:
-    """A training client that keeps what it is sent."""
+    """A training client that records the data it gets."""
 
     def __init__(self) -> None:
         self.data: list[tinker.Datum] = []
@@ -117,8 +117,8 @@ class Training:
         return Answered(tinker.OptimStepResponse(metrics=None))
 
 
-def test_what_reaches_forward_backward_is_the_row(made: tuple[Rollout, Client]) -> None:
-    trajectory, client = made[0].trajectory, Training()
+def test_forward_backward_gets_the_row(recorded: tuple[Rollout, Client]) -> None:
+    trajectory, client = recorded[0].trajectory, Training()
     data = training_data(trajectory, advantage=lambda turn: turn.message / 8, mask=True)
     asyncio.run(train_step(data, client, 1e-5, 1, "importance_sampling"))  # type: ignore[arg-type]
     (row,) = trajectory_samples(trajectory, advantage=lambda turn: turn.message / 8)

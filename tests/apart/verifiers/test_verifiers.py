@@ -1,4 +1,4 @@
-"""verifiers with a tokentrace renderer: what its trace holds is what our gateway recorded of the same rollout."""
+"""verifiers with a tokentrace renderer: its trace equals our gateway's record of the same rollout."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def new_trace() -> Any:
 
 
 async def roll_out(url: str, trace: Any, questions: Any = QUESTIONS, **fields: Any) -> list[Any]:
-    """A user with several questions, and tools that answer, as verifiers' interception server drives its client."""
+    """Ask several questions with tools, as verifiers' interception server drives its client."""
     client = TrainClient(config(url, **fields))
     messages: list[Any] = [SystemMessage(content="Use the tool.")]
     responses = []
@@ -54,8 +54,8 @@ async def roll_out(url: str, trace: Any, questions: Any = QUESTIONS, **fields: A
                 if not response.message.tool_calls:
                     break
                 for call in response.message.tool_calls:
-                    said = str(calculate(json.loads(call.arguments)["formula"]))
-                    messages.append(ToolMessage(tool_call_id=call.id, content=said))
+                    result = str(calculate(json.loads(call.arguments)["formula"]))
+                    messages.append(ToolMessage(tool_call_id=call.id, content=result))
     finally:
         await client.close()
     return responses
@@ -70,7 +70,7 @@ def served() -> Any:
 def test_trace_is_the_recorded_trajectory(served: Served) -> None:
     trace = new_trace()
     responses = asyncio.run(roll_out(served.url, trace))
-    assert sum(bool(response.message.tool_calls) for response in responses) >= 2  # it does call the tool
+    assert sum(bool(response.message.tool_calls) for response in responses) >= 2  # the model calls the tool
     assert [response.tokens.bridged for response in responses] == [False] + [True] * (len(responses) - 1)
     [branch] = trace.branches
     [row] = served.rows("one")
@@ -80,7 +80,7 @@ def test_trace_is_the_recorded_trajectory(served: Served) -> None:
     assert sum(branch.sampled_mask) == sum(len(response.tokens.completion_ids) for response in responses)
 
 
-def test_nodes_are_cut_where_messages_end(served: Served) -> None:
+def test_nodes_end_where_messages_end(served: Served) -> None:
     trace = new_trace()
     asyncio.run(roll_out(served.url, trace))
     decode = create_renderer(POCKET).tokenizer.decode
@@ -97,7 +97,7 @@ def test_nodes_are_cut_where_messages_end(served: Served) -> None:
 
 
 def test_re_rendered_history_branches_at_the_message(served: Served) -> None:
-    """An agent that rewrites a message: verifiers' tree and ours part at the same token."""
+    """If an agent rewrites a message, verifiers' tree and ours branch at the same token."""
     trace = new_trace()
 
     async def twice() -> None:

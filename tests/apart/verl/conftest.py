@@ -1,4 +1,4 @@
-"""One batch of rollouts by verl's own worker, which several tests look at."""
+"""One batch of rollouts by verl's own worker, shared by several tests."""
 
 import asyncio
 import importlib
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # verl and what it imports warn of each other; none of it is ours
+    warnings.simplefilter("ignore")  # verl's own warnings and those of its imports
     importlib.import_module("verl.trainer.sft_trainer")
     importlib.import_module("verl.experimental.agent_loop.tool_agent_loop")
 
@@ -17,7 +17,7 @@ from tests.apart.verl.servers import Done, rollouts
 
 @pytest.fixture(scope="session")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """Four questions, some with a calculator's results in between, in one batch."""
+    """A batch of four questions, some with calculator calls."""
     folder: Path = tmp_path_factory.mktemp("verl")
     questions = ["What is 17 * 23 + 4?", "What is 2 + 2?", "What is 91 - 8 * 3?", "What is 12 * 12?"]
     return asyncio.run(rollouts(folder, questions))

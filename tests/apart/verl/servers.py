@@ -1,4 +1,4 @@
-"""What stands in for verl's servers in the tests: pocket in this process, behind verl's own `generate`."""
+"""Stand-ins for verl's servers: pocket in this process, behind verl's `generate` interface."""
 
 import textwrap
 from pathlib import Path
@@ -18,7 +18,7 @@ from tokentrace.rollout import Rollout
 
 
 class PocketServers:
-    """Has the `generate` of verl's ``LLMServerClient``: ids in, ``TokenOutput`` out, as its vLLM server fills it."""
+    """Has the `generate` of verl's ``LLMServerClient``: takes ids, returns a ``TokenOutput`` like its vLLM server."""
 
     def __init__(self, step: int = 3) -> None:
         self.engine = EmbeddedEngine(seed=7)
@@ -29,24 +29,24 @@ class PocketServers:
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         self.requests.append({"request_id": request_id, "prompt_ids": prompt_ids, **sampling_params, **kwargs})
-        asked = dict(sampling_params)
-        assert asked.pop("logprobs") is True
-        assert asked.pop("repetition_penalty") == 1.0
-        asked["top_k"] = max(asked["top_k"], 0)
-        asked["stop_token_ids"] = tuple(asked["stop_token_ids"])
-        done = await self.engine.generate(prompt_ids, SamplingParams(**asked), session=request_id)
-        told = {"global_steps": self.step, "min_global_steps": self.step, "max_global_steps": self.step}
+        settings = dict(sampling_params)
+        assert settings.pop("logprobs") is True
+        assert settings.pop("repetition_penalty") == 1.0
+        settings["top_k"] = max(settings["top_k"], 0)
+        settings["stop_token_ids"] = tuple(settings["stop_token_ids"])
+        done = await self.engine.generate(prompt_ids, SamplingParams(**settings), session=request_id)
+        steps = {"global_steps": self.step, "min_global_steps": self.step, "max_global_steps": self.step}
         return TokenOutput(
             token_ids=done.ids.tolist(),
             log_probs=[float(one) for one in done.logprobs],
             stop_reason="aborted" if done.finish_reason is FinishReason.ABORT else "completed",
             num_preempted=0,
-            extra_fields={**told, "num_cached_tokens": done.cached_tokens},
+            extra_fields={**steps, "num_cached_tokens": done.cached_tokens},
         )
 
 
 def trainer_config(*overrides: str) -> DictConfig:
-    """verl's own configuration of its PPO trainer, with pocket as the model."""
+    """The configuration of verl's PPO trainer, with pocket as the model."""
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return hydra.compose(
             "ppo_trainer",
@@ -62,7 +62,7 @@ def trainer_config(*overrides: str) -> DictConfig:
 
 
 def batch_of(questions: list[str], **columns: list[Any]) -> DataProto:
-    """Rows as verl's dataset and trainer hand them to an agent loop worker."""
+    """Rows in the format that verl's trainer passes to an agent loop worker."""
     rows = {
         "raw_prompt": [[{"role": "user", "content": question}] for question in questions],
         "uid": [f"uid-{at}" for at in range(len(questions))],
@@ -74,12 +74,12 @@ def batch_of(questions: list[str], **columns: list[Any]) -> DataProto:
         "index": list(range(len(questions))),
         **columns,
     }
-    made = {}
+    arrays = {}
     for name, values in rows.items():
-        made[name] = np.empty(len(values), dtype=object)
-        made[name][:] = values
+        arrays[name] = np.empty(len(values), dtype=object)
+        arrays[name][:] = values
     dummy = torch.zeros(len(questions), 1, dtype=torch.uint8)
-    return DataProto.from_dict(tensors={"dummy_tensor": dummy}, non_tensors=made)
+    return DataProto.from_dict(tensors={"dummy_tensor": dummy}, non_tensors=arrays)
 
 
 TOOL = '''
@@ -95,7 +95,7 @@ def reverse(text: str) -> str:
     """Write a text backwards."""
     return text[::-1]
 '''
-"""Tools as users write them, in a file beside their YAML."""
+"""A user's tools, in a file beside their YAML."""
 
 
 LISTED = """
@@ -109,11 +109,11 @@ JUDGE = "reward: tests.apart.verl.servers:remember"
 
 
 class Done(NamedTuple):
-    """A batch that verl's worker made, and what it was made of."""
+    """A batch from verl's worker, with its rollouts, servers and configuration."""
 
     batch: DataProto
     seen: dict[str, Rollout]
-    """The rollouts by the row's uid; their trajectories are what was really sampled."""
+    """The rollouts by the row's uid."""
     servers: PocketServers
     config: DictConfig
 
@@ -121,7 +121,7 @@ class Done(NamedTuple):
 async def rollouts(
     folder: Path, questions: list[str], *overrides: str, loop: str = JUDGE, servers: Any = None, **columns: list[Any]
 ) -> Done:
-    """Run questions by verl's ``AgentLoopWorker``, with our loop from a YAML file; `loop` is more of its entry."""
+    """Run questions with verl's ``AgentLoopWorker`` and our loop from a YAML file; `loop` is added to its entry."""
     (folder / "calc.py").write_text(TOOL, encoding="utf-8")
     (folder / "tools.yaml").write_text(LISTED, encoding="utf-8")
     entry = f"""
@@ -144,10 +144,10 @@ async def rollouts(
 
 
 SEEN: dict[str, Rollout] = {}
-"""The rollouts that `remember` was asked about, by the row's uid."""
+"""The rollouts that `remember` has seen, by the row's uid."""
 
 
 def remember(rollout: Rollout) -> float:
-    """A reward for the tests: it keeps the rollout, whose trajectory is what was really sampled."""
+    """A reward function that also records the rollout."""
     SEEN[rollout.task.metadata["uid"]] = rollout
     return 1.0 / (1 + rollout.turns)

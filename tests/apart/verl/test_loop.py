@@ -1,4 +1,4 @@
-"""What reaches verl's batch, and its loss, is what the trajectory says: ids, masks, logprobs, element by element."""
+"""verl's batch and its loss have the ids, masks and logprobs of the trajectory, element by element."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ ONE = ["What is 17 * 23 + 4?"]
 
 
 def streams(done: Done) -> list[tuple[int, Rollout, np.ndarray[Any, Any]]]:
-    """Each row of the batch with its rollout, and the sampled tokens of that, as places of its stream."""
+    """Each row of the batch with its rollout, and the positions of the sampled tokens in its stream."""
     rows = [(at, done.seen[uid]) for at, uid in enumerate(done.batch.non_tensor_batch["uid"])]
     return [(at, rollout, np.flatnonzero(rollout.trajectory.loss_mask())) for at, rollout in rows]
 
@@ -35,11 +35,11 @@ def test_ids_masks_and_logprobs_of_the_batch_are_those_of_the_trajectory(done: D
     assert max(rollout.turns for rollout in done.seen.values()) > 1, "no rollout has a tool's result in it"
     for at, rollout, sampled in streams(done):
         stream, first = rollout.trajectory.stream(), int(sampled[0])
-        read = rows["input_ids"][at][rows["attention_mask"][at].bool()].numpy()
-        assert read.tolist() == stream.tolist()
+        ids = rows["input_ids"][at][rows["attention_mask"][at].bool()].numpy()
+        assert ids.tolist() == stream.tolist()
         assert rows["prompts"][at][prompt_length - first :].tolist() == stream[:first].tolist()
         assert rows["attention_mask"][at].sum() == len(stream)
-        # the places of the stream that carry loss, and their logprobs, which nothing was added to
+        # the positions of the stream that carry loss, and their unchanged logprobs
         trained = np.flatnonzero(rows["response_mask"][at].numpy()) + first
         assert trained.tolist() == sampled.tolist()
         logprobs = rows["rollout_log_probs"][at].numpy()
@@ -58,16 +58,16 @@ def test_the_reward_is_on_the_last_sampled_token(done: Done) -> None:
 
 
 def test_every_prompt_of_the_servers_is_a_prefix_of_the_stream(done: Done) -> None:
-    asked = [request["prompt_ids"] for request in done.servers.requests]
-    read = [rollout.trajectory.stream().tolist() for rollout in done.seen.values()]
-    assert len(asked) == sum(rollout.turns for rollout in done.seen.values())
-    assert all(any(stream[: len(prompt)] == prompt for stream in read) for prompt in asked)
+    prompts = [request["prompt_ids"] for request in done.servers.requests]
+    trajectories = [rollout.trajectory.stream().tolist() for rollout in done.seen.values()]
+    assert len(prompts) == sum(rollout.turns for rollout in done.seen.values())
+    assert all(any(stream[: len(prompt)] == prompt for stream in trajectories) for prompt in prompts)
     by_session = {request["request_id"] for request in done.servers.requests}
     assert len(by_session) == len(done.seen), "a rollout's requests go to one server"
 
 
 def scored(done: Done, input_ids: torch.Tensor) -> torch.Tensor:
-    """The logprobs of the responses by transformers' own model, as verl's actor computes them."""
+    """The logprobs of the responses from transformers' model, computed like verl's actor."""
     model = AutoModelForCausalLM.from_pretrained(POCKET, dtype=torch.float32).eval()
     rows = done.batch.batch
     with torch.no_grad():
@@ -96,13 +96,13 @@ def test_importance_ratios_in_verls_loss_are_1_at_the_first_step(done: Done) -> 
     assert float(value) == pytest.approx(-1.0, abs=1e-4)
     assert metrics["actor/pg_clipfrac"] == 0
     assert abs(metrics["actor/ppo_kl"]) < 1e-4
-    # with one id changed in each response the loss sees it: the check above can fail
+    # changing one id per response changes the ratios: the check above can fail
     other = rows["input_ids"].clone()
     other[:, rows["prompts"].shape[1] + 2] += 1
     assert float(((scored(done, other) - old)[mask.bool()].exp() - 1).abs().max()) > 0.1
 
 
-def test_what_verls_newer_trainer_takes_is_the_same(done: Done) -> None:
+def test_rows_for_verls_newer_trainer_are_the_same(done: Done) -> None:
     for at, rollout, sampled in streams(done):
         (sample,) = trajectory_samples(rollout.trajectory)
         fields = row_output(sample, reward_score=rollout.reward).as_dict()
@@ -114,14 +114,14 @@ def test_what_verls_newer_trainer_takes_is_the_same(done: Done) -> None:
         assert int(fields["response_mask"].sum()) == len(sampled)
 
 
-def test_versions_turns_and_messages_are_told(done: Done) -> None:
-    told = done.batch.non_tensor_batch
+def test_versions_turns_and_messages_are_in_the_batch(done: Done) -> None:
+    rows = done.batch.non_tensor_batch
     for at, rollout, _ in streams(done):
         assert {span.version for turn in rollout.trajectory.turns() for span in turn.versions} == {done.servers.step}
-        assert (told["min_global_steps"][at], told["max_global_steps"][at]) == (done.servers.step, done.servers.step)
-        assert told["__num_turns__"][at] == 2 * rollout.turns
-        assert told["extras"][at]["messages"] == rollout.messages
-        assert told["extras"][at]["end"] == "answer"
+        assert (rows["min_global_steps"][at], rows["max_global_steps"][at]) == (done.servers.step, done.servers.step)
+        assert rows["__num_turns__"][at] == 2 * rollout.turns
+        assert rows["extras"][at]["messages"] == rollout.messages
+        assert rows["extras"][at]["end"] == "answer"
         assert {turn.logprobs_kind for turn in rollout.trajectory.turns()} == {LogprobKind.PROCESSED}
 
 
@@ -133,7 +133,7 @@ def test_versions_turns_and_messages_are_told(done: Done) -> None:
     [(9, End.LENGTH, True), (60, End.CONTEXT, False), (75, End.CONTEXT, True)],
     ids=["within the first turn", "no second turn", "within the second turn"],
 )
-def test_a_rollout_ends_where_verls_rows_have_no_more_room(room: int, end: End, fills: bool, tmp_path: Path) -> None:
+def test_a_rollout_ends_when_verls_row_is_full(room: int, end: End, fills: bool, tmp_path: Path) -> None:
     done = asyncio.run(rollouts(tmp_path, ONE, f"data.max_response_length={room}"))
     ((_, rollout, sampled),) = streams(done)
     assert rollout.end is end
@@ -146,7 +146,7 @@ def test_a_rollout_ends_where_verls_rows_have_no_more_room(room: int, end: End, 
 # -- settings
 
 
-def test_rows_choose_among_the_tools(tmp_path: Path) -> None:
+def test_rows_select_tools(tmp_path: Path) -> None:
     done = asyncio.run(rollouts(tmp_path, ONE, extra_info=[{"index": 0, "tool_selection": np.array(["reverse"])}]))
     ((_, rollout, _),) = streams(done)
     assert [tool.name for tool in rollout.tools] == ["reverse"]
@@ -223,9 +223,7 @@ def test_tools_that_verl_loads_are_called(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("change", "problem"), [({"log_probs": None}, "returned no logprobs"), ({"stop_reason": "aborted"}, "with abort")]
 )
-def test_an_answer_that_cannot_be_trained_on_fails_the_rollout(
-    change: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
+def test_an_unusable_answer_fails_the_rollout(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
     class Answers(PocketServers):
         async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
             return (await super().generate(request_id, **kwargs)).model_copy(update=change)
@@ -234,12 +232,12 @@ def test_an_answer_that_cannot_be_trained_on_fails_the_rollout(
         asyncio.run(rollouts(tmp_path, ONE, servers=Answers()))
 
 
-def test_routed_experts_reach_the_batch_at_the_places_that_they_are_of(tmp_path: Path) -> None:
+def test_routed_experts_are_at_their_positions_in_the_batch(tmp_path: Path) -> None:
     class Experts(PocketServers):
         async def generate(self, request_id: str, *, prompt_ids: list[int], **kwargs: Any) -> TokenOutput:
             answer = await super().generate(request_id, prompt_ids=prompt_ids, **kwargs)
-            read = np.array([*prompt_ids, *answer.token_ids][:-1], np.int16)  # the last id is sampled and never read
-            return answer.model_copy(update={"routed_experts": np.stack([read, read + 1], 1)[:, None, :]})
+            seen = np.array([*prompt_ids, *answer.token_ids][:-1], np.int16)  # the last id is sampled and never read
+            return answer.model_copy(update={"routed_experts": np.stack([seen, seen + 1], 1)[:, None, :]})
 
     done = asyncio.run(rollouts(tmp_path, ONE, servers=Experts()))
     ((_, rollout, sampled),) = streams(done)

@@ -1,4 +1,4 @@
-"""Our parser as one of verl's: calls are read by their ids, as the template writes them; the guide, the example."""
+"""Our parser registered in verl: it reads calls from ids in the template's format. Also the guide and the example."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def parser() -> ToolParser:
 
 
 def completion(content: str, calls: list[dict[str, Any]]) -> list[int]:
-    """What the model samples for a turn, by the template's own render."""
+    """The ids that a model samples for a turn, rendered by the template."""
     answer = {"content": content, "tool_calls": [{"type": "function", "function": one} for one in calls]}
     rendered = create_renderer(POCKET).render([{"role": "user", "content": "?"}, {"role": "assistant", **answer}])
     return list(rendered.ids[rendered.mask])
@@ -79,9 +79,9 @@ def test_stop_tokens_are_those_of_the_template(parser: ToolParser) -> None:
 # -- the guide and the example
 
 
-def run(*arguments: str, **more: str) -> str:
-    how: Any = {"cwd": Path(__file__).parents[3], "env": {**os.environ, **more}}
-    done = subprocess.run([sys.executable, *arguments], **how, capture_output=True, text=True, check=False)
+def run(*arguments: str, **variables: str) -> str:
+    options: Any = {"cwd": Path(__file__).parents[3], "env": {**os.environ, **variables}}
+    done = subprocess.run([sys.executable, *arguments], **options, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -94,11 +94,11 @@ def test_the_guide_runs(tmp_path: Path) -> None:
 
 
 def test_the_example_runs() -> None:
-    said = run("examples/verl/rollouts.py")
-    assert said.count(" sampled, mean logprob -") == 3
-    assert "<tool_call>" in said
+    output = run("examples/verl/rollouts.py")
+    assert output.count(" sampled, mean logprob -") == 3
+    assert "<tool_call>" in output
 
 
-def test_verl_finds_the_parser_by_its_own_setting() -> None:
+def test_verl_finds_the_parser_by_its_setting() -> None:
     code = "from verl.experimental.agent_loop.tool_parser import ToolParser; print(sorted(ToolParser._registry))"
     assert "'tokentrace'" in run("-c", code, VERL_USE_EXTERNAL_MODULES="tokentrace.integrations.verl")

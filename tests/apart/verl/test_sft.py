@@ -1,4 +1,4 @@
-"""The SFT dataset beside verl's own: equal where verl's is right, and the model's own render where it is not."""
+"""The SFT dataset compared with verl's: equal where verl's is right, and equal to the template where it is wrong."""
 
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,13 @@ FORGETS = (
     "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n"
     "{% endif %}{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
-"""A template that drops the reasoning of past turns, as Qwen3's does, and writes a line feed after each turn."""
+"""A template that drops the reasoning of past turns, like Qwen3's, and writes a line feed after each turn."""
 
 
 def tokenizer(template: str | None = None) -> Any:
-    made = AutoTokenizer.from_pretrained(POCKET)
-    made.chat_template = template or made.chat_template
-    return made
+    pocket = AutoTokenizer.from_pretrained(POCKET)
+    pocket.chat_template = template or pocket.chat_template
+    return pocket
 
 
 def parquet(folder: Path, conversations: list[Any], **columns: list[Any]) -> str:
@@ -83,7 +83,7 @@ def test_where_verls_rows_are_right_ours_are_the_same(data: dict[str, Any], tmp_
             assert torch.equal(ours[at][key], value), key
 
 
-def test_where_verls_rows_are_wrong_ours_are_the_models_own_render(tmp_path: Path) -> None:
+def test_where_verls_rows_are_wrong_ours_equal_the_template(tmp_path: Path) -> None:
     file = parquet(tmp_path, [THOUGHT])
     tok = tokenizer(FORGETS)
     whole = tok.apply_chat_template(THOUGHT, tokenize=True, return_dict=True)["input_ids"]
@@ -99,15 +99,15 @@ def test_where_verls_rows_are_wrong_ours_are_the_models_own_render(tmp_path: Pat
     assert tok.decode(row["input_ids"][row["loss_mask"].bool()]) == "4<|end|><think>\nEasy, too.\n</think>\n6<|end|>"
 
 
-def test_what_carries_loss_can_be_chosen(tmp_path: Path) -> None:
+def test_past_turns_and_parts_can_be_selected(tmp_path: Path) -> None:
     file, tok = parquet(tmp_path, [THOUGHT]), tokenizer(FORGETS)
-    kept = SFTDataset(file, tok, settings(pad_mode="no_padding", tokentrace={"past": "preserve"}))[0]
-    assert "Easy.\n" in tok.decode(kept["input_ids"])
+    row = SFTDataset(file, tok, settings(pad_mode="no_padding", tokentrace={"past": "preserve"}))[0]
+    assert "Easy.\n" in tok.decode(row["input_ids"])
     last = SFTDataset(file, tok, settings(pad_mode="no_padding", tokentrace={"turns": "last", "parts": ["content"]}))[0]
     assert tok.decode(last["input_ids"][last["loss_mask"].bool()]) == "6"
 
 
-def test_rows_that_tokentrace_has_written_reach_verls_loss_as_they_are(tmp_path: Path) -> None:
+def test_rows_written_by_tokentrace_reach_verls_loss_unchanged(tmp_path: Path) -> None:
     renderer = create_renderer(POCKET)
     samples = [build_supervised_sample(renderer, one) for one in PLAIN]
     write_samples(tmp_path / "ids.parquet", samples)
@@ -119,30 +119,30 @@ def test_rows_that_tokentrace_has_written_reach_verls_loss_as_they_are(tmp_path:
     for at, sample in enumerate(samples):
         assert batch["input_ids"][at].tolist() == sample.ids.tolist()
         assert batch["loss_mask"][at].bool().tolist() == sample.mask.tolist()
-    # verl's own loss, with a logprob for each token that says which it is: those of the mask are added up
-    told = torch.arange(batch["input_ids"].values().numel(), dtype=torch.float32)
-    nested = torch.nested.nested_tensor_from_jagged(told, batch["input_ids"].offsets())
+    # verl's own loss, with each token's index as its logprob: it sums those in the mask
+    logprobs = torch.arange(batch["input_ids"].values().numel(), dtype=torch.float32)
+    nested = torch.nested.nested_tensor_from_jagged(logprobs, batch["input_ids"].offsets())
     trained = int(batch["loss_mask"].values().sum())
-    read = TensorDict({"loss_mask": batch["loss_mask"]}, batch_size=2)
-    read.set_non_tensor("dp_size", 1)
-    read.set_non_tensor("batch_num_tokens", trained)
-    loss, _ = sft_loss(None, {"log_probs": nested}, read)
-    # the logprob at a place is that of the token after it
+    inputs = TensorDict({"loss_mask": batch["loss_mask"]}, batch_size=2)
+    inputs.set_non_tensor("dp_size", 1)
+    inputs.set_non_tensor("batch_num_tokens", trained)
+    loss, _ = sft_loss(None, {"log_probs": nested}, inputs)
+    # the logprob at a position is that of the next token
     flat = torch.cat([torch.tensor(sample.mask) for sample in samples])
-    wanted = -float(told[torch.nonzero(flat).flatten() - 1].sum()) / trained
-    assert float(loss) == pytest.approx(wanted)
+    expected = -float(logprobs[torch.nonzero(flat).flatten() - 1].sum()) / trained
+    assert float(loss) == pytest.approx(expected)
     assert trained == sum(sample.trained for sample in samples)
 
 
 @pytest.mark.parametrize("pad_mode", ["right", "no_padding"])
-def test_rows_of_ids_that_would_train_something_else_are_refused(pad_mode: str, tmp_path: Path) -> None:
+def test_rows_with_shifted_labels_are_refused(pad_mode: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"input_ids": [[1, 2, 3, 4]], "labels": [[2, 3, 4, -100]]}), file)
     with pytest.raises(SampleError, match="must not be shifted"):
         SFTDataset(str(file), tokenizer(), settings(pad_mode=pad_mode))[0]
 
 
-def test_too_long_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_too_long_rows_are_an_error_that_names_the_setting(tmp_path: Path) -> None:
     file = parquet(tmp_path, PLAIN)
     with pytest.raises(SampleError, match=r"row 1 has \d+ tokens, more than data.max_length, 12.*truncation"):
         SFTDataset(file, tokenizer(), settings(max_length=12))[1]

@@ -1,6 +1,6 @@
-"""Tools of verl 0.9.1 in our loop: its base class by its own YAML, and its function tools, as verl itself reads them.
+"""Tools of verl 0.9.1 in our loop: subclasses of its base class from its YAML, and its function tools.
 
-The GSM8K and search tools and the simulated users left the package after 0.7.1: `tests/apart/verl_tools` has those.
+The GSM8K and search tools and the simulated users left the package after 0.7.1: `tests/apart/verl_tools` tests those.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ SCHEMA = {
 
 
 def stubs() -> Path:
-    """verl's own test tools, which its wheel installs."""
+    """The path of verl's own test tools, which its wheel installs."""
     files = importlib.metadata.files("verl") or []
-    (found,) = [one for one in files if one.name == "_stub_search_tools.py"]
-    return Path(str(found.locate()))
+    (stub,) = [one for one in files if one.name == "_stub_search_tools.py"]
+    return Path(str(stub.locate()))
 
 
 def run(tools: list[Any], *turns: str, **settings: Any) -> Rollout:
@@ -70,7 +70,7 @@ def test_a_native_tool_loads_from_verls_yaml_as_verl_loads_it(tmp_path: Path) ->
 
 
 class Recorder(BaseTool):
-    """Reads its settings and its history as tools of 0.9 have to."""
+    """Reads its settings and its history as verl 0.9 passes them."""
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         self.truth = kwargs["create_kwargs"]["ground_truth"]
@@ -78,14 +78,14 @@ class Recorder(BaseTool):
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         data = kwargs["agent_data"]
-        said = [message["role"] for message in data.messages]
-        return ToolResponse(text=f"{instance_id} {self.truth} {said} {data.tools_kwargs}"), 0.5, {}
+        roles = [message["role"] for message in data.messages]
+        return ToolResponse(text=f"{instance_id} {self.truth} {roles} {data.tools_kwargs}"), 0.5, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         return float(kwargs["scale"])
 
 
-def test_a_tool_is_called_as_verl_calls_it() -> None:
+def test_a_tool_gets_the_arguments_that_verl_passes() -> None:
     tool = Recorder({}, OpenAIFunctionToolSchema.model_validate(SCHEMA))
     settings = {"create_kwargs": {"ground_truth": "42"}, "calc_reward_kwargs": {"scale": 3}}
     rollout = run([tool], call("search", query_list=[]), search=settings)
@@ -158,8 +158,8 @@ TEXT = ToolResponse(text="x")
     ],
     ids=str,
 )
-def test_what_a_tool_returns_is_read_as_verl_reads_it(returned: Any) -> None:
-    """But for the reward of a call that nobody graded: verl's is 0.0, ours is None."""
+def test_results_of_tools_are_read_as_in_verl(returned: Any) -> None:
+    """Except for the reward of an ungraded call: verl's is 0.0, ours is None."""
     response, reward, metrics = normalize_function_tool_return(returned)
     ours = as_result(returned, "tool")
     assert (ours.content, ours.reward or 0.0, dict(ours.metrics)) == (response.text or "", reward, metrics)

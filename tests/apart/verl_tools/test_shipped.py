@@ -1,9 +1,8 @@
-"""verl's own tools and simulated users in our loop, unmodified: the classes are those of its package.
+"""verl's own tools and simulated users in our loop, with the unmodified classes of its package.
 
 No release of verl has the configurations in its wheel or its source archive: they are in its repository, under
-``examples/sglang_multiturn/config``. ``configs/`` has the same keys and values, in files of our own whose descriptions
-are ours; the digests of what verl's files hold without descriptions, at the tag v0.7.1, prove it. 0.7.1 is the last
-release whose package has the classes.
+``examples/sglang_multiturn/config``. ``configs/`` has the same keys and values with our own descriptions, as digests of
+verl's files without descriptions at the tag v0.7.1 prove. 0.7.1 is the last release whose package has the classes.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ SHIPPED = Path(__file__).parent / "configs"
 
 
 def check_exact(rollout: Rollout, engine: ScriptedEngine, turns: Sequence[str]) -> None:
-    """Each prompt is a prefix of the stream, and the row trains exactly what was sampled."""
+    """Checks that each prompt is a prefix of the stream, and that the row trains exactly the sampled tokens."""
     stream = rollout.trajectory.stream()
     for request in engine.requests:
         np.testing.assert_array_equal(request.prompt_ids, stream[: len(request.prompt_ids)])
@@ -38,7 +37,7 @@ def check_exact(rollout: Rollout, engine: ScriptedEngine, turns: Sequence[str]) 
     np.testing.assert_array_equal(sample.ids[sample.mask], np.concatenate(sampled))
 
 
-def test_the_gsm8k_tool_is_made_as_verl_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gsm8k_tool_is_created_as_in_verl(capsys: pytest.CaptureFixture[str]) -> None:
     from verl.tools.gsm8k_tool import Gsm8kTool
     from verl.tools.schemas import OpenAIFunctionToolSchema
     from verl.tools.utils.tool_registry import initialize_tools_from_config
@@ -53,7 +52,7 @@ def test_the_gsm8k_tool_is_made_as_verl_makes_it(capsys: pytest.CaptureFixture[s
 
 
 def test_the_gsm8k_tool_rewards_a_rollout_of_pocket() -> None:
-    """The seed's example: the ground truth is in the row, as verl's own preprocessing writes it."""
+    """The ground truth is in the row, as verl's own preprocessing writes it."""
     (gsm8k,) = load_tools(SHIPPED / "gsm8k_tool_config.yaml")
     questions = pick_questions(8, kinds=["checked"])
     rows = [
@@ -116,7 +115,7 @@ def test_the_gsm8k_interaction_leads_a_rollout() -> None:
     assert users["gsm8k"]._user._instance_dict == {}, "finalized"
 
 
-def test_several_of_verls_interactions_are_chosen_by_the_row(tmp_path: Path) -> None:
+def test_the_row_selects_one_of_verls_interactions(tmp_path: Path) -> None:
     shipped = yaml.safe_load((SHIPPED / "gsm8k_interaction_config.yaml").read_text(encoding="utf-8"))
     more = {"class_name": "verl.interactions.weather_interaction.WeatherInteraction", "config": {}}
     file = tmp_path / "users.yaml"
@@ -146,23 +145,23 @@ def cluster() -> Iterator[None]:
 @pytest.mark.usefixtures("cluster")
 def test_the_search_tool_searches_in_a_rollout() -> None:
     (search,) = load_tools(SHIPPED / "search_tool_config.yaml")
-    given = yaml.safe_load((SHIPPED / "search_tool_config.yaml").read_text(encoding="utf-8"))
-    assert search.tool_schema == given["tools"][0]["tool_schema"], "what the file says, with what verl's class drops"
+    document = yaml.safe_load((SHIPPED / "search_tool_config.yaml").read_text(encoding="utf-8"))
+    assert search.tool_schema == document["tools"][0]["tool_schema"], "what the file says, with what verl's class drops"
     turns = [call("search", query_list=["Ada Lovelace", "Alan Turing"]), "She was first."]
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def retrieve(_: str, body: Any) -> tuple[int, Any]:
-        """As the retrieval server of Search-R1, as far as verl's tool asks it."""
-        asked.append(body)
-        found = [{"document": {"contents": f"{query}\nAll about {query}."}, "score": 1.0} for query in body["queries"]]
-        return 200, {"result": [[one] for one in found]}
+        """A minimal version of Search-R1's retrieval server, for the requests of verl's tool."""
+        requests.append(body)
+        hits = [{"document": {"contents": f"{query}\nAll about {query}."}, "score": 1.0} for query in body["queries"]]
+        return 200, {"result": [[one] for one in hits]}
 
     with json_server(retrieve) as url:
         search.tool.retrieval_service_url = f"{url}/retrieve"  # the file has a fixed port
         engine = scripted(*turns)
         agent = Agent(engine, RENDERER, tools=[search], budget=Budget(tool_timeout=300))
         rollout = asyncio.run(agent.run(Task([{"role": "user", "content": "Who was first?"}], name="one")))
-    assert asked == [{"queries": ["Ada Lovelace", "Alan Turing"], "topk": 3, "return_scores": True}]
+    assert requests == [{"queries": ["Ada Lovelace", "Alan Turing"], "topk": 3, "return_scores": True}]
     assert rollout.end is End.ANSWER, rollout.notes
     assert json.loads(rollout.messages[2]["content"]) == {
         "result": "Doc 1 (Title: Ada Lovelace)\nAll about Ada Lovelace.\n---\n"

@@ -1,3 +1,3 @@
-"""What agents run is not ours to import: it needs their environments."""
+"""Scripts that need the agents' environments are not collected."""
 
 collect_ignore_glob = ["run_*.py", "confined/*"]

@@ -1,7 +1,7 @@
-"""The environments of the agents: their requirements are not ours, nor each other's.
+"""Installs the agents' environments: their requirements differ from ours, and from each other's.
 
-`python -m tests.gateway.real_agents.install` makes them beside the other assets (`tests/assets`), if they are not there
-yet. Every package is pinned, so that pip has nothing to resolve, and several pips fetch at once.
+`python -m tests.gateway.real_agents.install` creates them next to the other assets (`tests/assets`), unless they
+exist. Every package is pinned, so that pip has nothing to resolve, and several pips fetch at once.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from tests.assets.store import cache_root, locked
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ("current", "earlier")
-"""By the generation of Anthropic's client that the agents in it use. The long tests have one more, `claude`."""
+"""Named by the generation of Anthropic's client in them. The long tests have one more, `claude`."""
 PIPS = 4
 
 
@@ -27,7 +27,7 @@ def requirements(name: str) -> Path:
 
 
 def folder_of(name: str) -> Path:
-    """Where an environment is, or will be: others for other pins, and for another Python."""
+    """The folder of an environment, which depends on its pins and on the version of Python."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256(requirements(name).read_bytes()).hexdigest()[:12]
     return cache_root() / "agents" / f"{name}-{version}-{digest}"
@@ -38,7 +38,7 @@ def _python(folder: Path) -> Path:
 
 
 def environment(name: str) -> Path:
-    """The Python of an environment; AssetError where it is not installed."""
+    """The Python of an environment. Raises AssetError if it is not installed."""
     folder = folder_of(name)
     if not (folder / ".installed").exists():
         raise AssetError(
@@ -48,7 +48,7 @@ def environment(name: str) -> Path:
 
 
 def install(name: str) -> Path:
-    """The Python of an environment, made if it is not there; AssetError says what pip said."""
+    """The Python of an environment, which is created if needed. Raises AssetError if pip fails."""
     folder = folder_of(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(f"agents-{name}"):
@@ -63,29 +63,29 @@ def install(name: str) -> Path:
 
 
 def _fetch(python: Path, shares: list[list[str]]) -> None:
-    """Install each share with a pip of its own. Nothing depends on the order: dependencies are among the pins."""
+    """Install each share with its own pip. The order does not matter: dependencies are among the pins."""
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-deps", "--no-compile", "--only-binary", ":all:"]
     running = [
         subprocess.Popen([*pip, *share], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for share in shares
     ]
-    said = [process.communicate()[0] for process in running]
-    failed = [words for words, process in zip(said, running, strict=True) if process.returncode]
+    outputs = [process.communicate()[0] for process in running]
+    failed = [output for output, process in zip(outputs, running, strict=True) if process.returncode]
     if failed:
         raise AssetError(f"pip could not install the agents' packages: {failed[0][-2000:]}")
 
 
 def main(names: list[str]) -> int:
-    """Make the environments that are named, or all of the quick tests'; 1 where one could not be made."""
+    """Install the named environments, or those of the quick tests; returns 1 if one fails."""
     for name in names or ENVIRONMENTS:
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             install(name)
         except AssetError as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 1
-        print(f"agents: {name} in {folder_of(name)} ({time.monotonic() - began:.0f} s)")
+        print(f"agents: {name} in {folder_of(name)} ({time.monotonic() - started:.0f} s)")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Claude Code, through claude-agent-sdk, which brings it: a tool of ours, one conversation in one or more sittings."""
+"""Claude Code, as bundled with claude-agent-sdk: one tool, one conversation in one or more sittings."""
 
 import os
 

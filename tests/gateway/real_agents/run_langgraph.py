@@ -20,10 +20,10 @@ for run in runs():
     agent = create_agent(model_of(run), tools=[weather], system_prompt=SYSTEM, checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
     for question in QUESTIONS:
-        asked = {"messages": [{"role": "user", "content": question}]}
+        inputs = {"messages": [{"role": "user", "content": question}]}
         if run.stream:
-            for _ in agent.stream(asked, thread, stream_mode="messages"):
+            for _ in agent.stream(inputs, thread, stream_mode="messages"):
                 pass
         else:
-            agent.invoke(asked, thread)
+            agent.invoke(inputs, thread)
         print(repr(agent.get_state(thread).values["messages"][-1].content))

@@ -11,13 +11,13 @@ async def talk(run: Run) -> None:
     agent = Agent("Weather", instructions=SYSTEM, tools=[function_tool(weather)], model=kind("pocket", client))
     history: list = []
     for question in QUESTIONS:
-        asked = [*history, {"role": "user", "content": question}]
+        messages = [*history, {"role": "user", "content": question}]
         if run.stream:
-            result = Runner.run_streamed(agent, asked)
+            result = Runner.run_streamed(agent, messages)
             async for _ in result.stream_events():
                 pass
         else:
-            result = await Runner.run(agent, asked)
+            result = await Runner.run(agent, messages)
         history = result.to_input_list()
         print(repr(result.final_output))
 

@@ -19,7 +19,7 @@ def model_of(run: Run):
 
 
 async def watch(_context, events) -> None:
-    """Reading events is what makes it stream."""
+    """Without a reader of events it does not stream."""
     async for _ in events:
         pass
 

@@ -1,4 +1,4 @@
-"""Running an agent's script: in its environment, with nothing of ours, and no way out of this machine."""
+"""Runs an agent's script in its environment, without ours, and with connections to this machine only."""
 
 import json
 import os
@@ -27,11 +27,11 @@ QUIET = {
     "INSPECT_DISPLAY": "none",
     "DO_NOT_TRACK": "1",
 }
-"""What keeps agents from calling home. `confined` makes sure."""
+"""Settings that keep agents from calling home. `confined` enforces it."""
 
 
 def need(config: pytest.Config, *names: str) -> None:
-    """Skip where an environment is not installed; under ``--all`` that is an error."""
+    """Skip the test if an environment is not installed; with ``--all`` that is an error."""
     try:
         for name in names:
             environment(name)
@@ -45,20 +45,20 @@ def need(config: pytest.Config, *names: str) -> None:
 class Outcome:
     status: int
     output: str
-    strayed: str
+    connections: str
 
 
 def run_agent(
-    name: str, script: Path, runs: Any, folder: Path, more: Mapping[str, str] = MappingProxyType({})
+    name: str, script: Path, runs: Any, folder: Path, extra: Mapping[str, str] = MappingProxyType({})
 ) -> Outcome:
-    """Run an agent's script in an environment, with nothing of ours and no way out of this machine."""
+    """Run an agent's script in an environment, without ours and with connections to this machine only."""
     log = folder / f"{script.stem}.log"
     log.touch()
-    kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "LD_LIBRARY_PATH")}
-    inside = {"HOME": str(folder), "PYTHONPATH": str(SCRIPTS / "confined"), "CONFINED_LOG": str(log), "PYTHONUTF8": "1"}
-    done = subprocess.run(
+    inherited = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "LD_LIBRARY_PATH")}
+    guard = {"HOME": str(folder), "PYTHONPATH": str(SCRIPTS / "confined"), "CONFINED_LOG": str(log), "PYTHONUTF8": "1"}
+    process = subprocess.run(
         [environment(name), script, json.dumps(runs)],
-        env={**kept, **QUIET, **inside, **more},
+        env={**inherited, **QUIET, **guard, **extra},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -67,4 +67,4 @@ def run_agent(
         timeout=240,
         check=False,
     )
-    return Outcome(done.returncode, done.stdout, log.read_text(encoding="utf-8"))
+    return Outcome(process.returncode, process.stdout, log.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""An engine for agents: it says what a script says, in tokens that encoding the text would not give."""
+"""An engine for agents: it samples a script's turns, in tokens that encoding their text would not give."""
 
 import json
 from collections import defaultdict
@@ -14,8 +14,8 @@ from tokentrace.tokens.tokenizer import Ids
 
 
 @dataclass(frozen=True)
-class Said:
-    """One turn of the model's: its parts, as they are written. Arguments are JSON text, spaced as models space it."""
+class Turn:
+    """One turn of the model: its parts as written. Arguments are JSON text, spaced as models space it."""
 
     content: str = ""
     calls: Sequence[tuple[str, str]] = ()
@@ -29,17 +29,17 @@ class Exchange:
     logprobs: list[float]
 
 
-def hermes(said: Said, stop: str) -> str:
+def hermes(turn: Turn, stop: str) -> str:
     calls = [
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
-        for name, arguments in said.calls
+        for name, arguments in turn.calls
     ]
-    thought = f"<think>\n{said.reasoning}\n</think>\n\n" if said.reasoning else ""
-    return thought + "\n".join([*([said.content] if said.content else []), *calls]) + stop
+    thought = f"<think>\n{turn.reasoning}\n</think>\n\n" if turn.reasoning else ""
+    return thought + "\n".join([*([turn.content] if turn.content else []), *calls]) + stop
 
 
 def oddly_encoded(renderer: Renderer, text: str) -> list[int]:
-    """Ids of a text, cut after every few characters: they decode to it, and encoding it gives others.
+    """Ids that decode to a text, but are cut so that encoding the text gives other ids.
 
     Control tokens stay whole.
     """
@@ -59,25 +59,25 @@ def oddly_encoded(renderer: Renderer, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Story:
-    """What an agent's model says, turn by turn. Prompts that are not about it are answered with a word.
+    """The model's turns for one agent. Prompts without the text `about` are answered with a word.
 
-    A prompt that comes again gets the same turn again: the agent's client lost the answer and retries.
+    A repeated prompt gets the same turn again: the agent's client lost the answer and retries.
     """
 
-    turns: Sequence[Said]
+    turns: Sequence[Turn]
     about: str = ""
 
 
 @dataclass
 class Stage:
-    """The stories of a gateway's sessions, and what was said in each."""
+    """The stories of a gateway's sessions, and the exchanges of each."""
 
     renderer: Renderer
     stop: str
     stories: dict[str, Story] = field(default_factory=dict)
     exchanges: defaultdict[str, list[Exchange]] = field(default_factory=lambda: defaultdict(list))
     _prompts: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """By session, the prompts that its story has answered, each once."""
+    """By session, the distinct prompts that its story has answered."""
     _sampled: int = 0
 
     def answer(self, session: str, prompt: Ids) -> EngineReply:
@@ -86,21 +86,21 @@ class Stage:
         if story.about in text:
             if prompt.tobytes() not in prompts:
                 prompts.append(prompt.tobytes())
-            said = story.turns[prompts.index(prompt.tobytes())]
+            turn = story.turns[prompts.index(prompt.tobytes())]
         else:
-            said = Said("OK")
-        ids = oddly_encoded(self.renderer, hermes(said, self.stop))
+            turn = Turn("OK")
+        ids = oddly_encoded(self.renderer, hermes(turn, self.stop))
         logprobs = [-(self._sampled + at) / 2**16 for at in range(1, len(ids) + 1)]
         self._sampled += len(ids)
         self.exchanges[session].append(Exchange([int(each) for each in prompt], ids, logprobs))
         return EngineReply(ids, logprobs)
 
-    def unsaid(self, session: str) -> int:
+    def remaining_turns(self, session: str) -> int:
         return len(self.stories[session].turns) - len(self._prompts[session])
 
 
 def check_rows(stage: Stage, session: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Every turn is in a row as the engine had it, and carries loss in exactly one; nothing else has a logprob."""
+    """Check that every turn is in a row, with loss in exactly one, and that only sampled tokens have logprobs."""
     exchanges = stage.exchanges[session]
     assert sum(sum(row["loss_mask"]) for row in rows) == sum(len(each.ids) for each in exchanges)
     for each in exchanges:
@@ -108,7 +108,7 @@ def check_rows(stage: Stage, session: str, rows: Sequence[Mapping[str, Any]]) ->
         holding = [row for row in rows if row["input_ids"][: len(stream)] == stream]
         trained = [row for row in holding if all(row["loss_mask"][start : len(stream)])]
         logprobs = [np.asarray(row["logprobs"][start : len(stream)], np.float32) for row in trained]
-        # logprobs are never alike, so they tell a turn from one that was sampled again with the same tokens
+        # logprobs are unique, so they tell a turn from one that was sampled again with the same tokens
         assert sum(np.array_equal(some, np.asarray(each.logprobs, np.float32)) for some in logprobs) == 1
     for row in rows:
         sampled = {at for span in row["completions"] for at in range(span["start"], span["stop"])}
@@ -122,12 +122,12 @@ class StoryEngine(ScriptedEngine):
         self._stage = stage
 
     async def _generate(self, request: GenerateRequest) -> Completion:
-        return await self._telling(request)._generate(request)
+        return await self._scripted(request)._generate(request)
 
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        return self._telling(request)._stream(request)
+        return self._scripted(request)._stream(request)
 
-    def _telling(self, request: GenerateRequest) -> ScriptedEngine:
+    def _scripted(self, request: GenerateRequest) -> ScriptedEngine:
         def script(prompt: Ids, sampling: SamplingParams) -> EngineReply:
             return self._stage.answer(str(request.session), prompt)
 

@@ -1,4 +1,4 @@
-"""What every agent is asked, and the tool that it has. It runs in the agents' environments: standard library only."""
+"""The questions for every agent, and its tool. It runs in the agents' environments: standard library only."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ class Run:
     stream: bool
     key: str = "none"
     sittings: list[list[str]] = field(default_factory=lambda: [QUESTIONS])
-    """What is asked, for agents that can be closed and opened again in between."""
+    """The questions, for agents that can be closed and reopened between sittings."""
 
     @property
     def openai(self) -> str:

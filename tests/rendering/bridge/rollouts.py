@@ -1,5 +1,5 @@
-"""Rollouts made of finished conversations: each assistant's message becomes the completion that an engine would
-have sampled, and what lies between two of them becomes the new messages of a bridge.
+"""Rollouts built from finished conversations: each assistant message becomes the completion that an engine would
+have sampled, and the messages between two of them become the new messages of a bridge.
 """
 
 import itertools
@@ -16,10 +16,10 @@ from tokentrace.tokens import Kind
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A conversation cut after one assistant's turn.
+    """A conversation cut after one assistant turn.
 
-    `prompt` is what the engine was given, `completion` what it sampled, `new` what came then, and `full` the render
-    of it all, with a generation prompt. `stop` is where the turn ends in `full`; None where it has no such turn.
+    `prompt` is the engine's prompt, `completion` what it sampled, `new` the messages that follow, and `full` the render
+    of everything with a generation prompt. `stop` is where the turn ends in `full`; None if `full` lacks that turn.
     """
 
     at: int
@@ -49,34 +49,34 @@ def rendered(renderer: Renderer, messages: Sequence[Message], tools: Any, prompt
         return None
 
 
-def completion_of(own: RenderedTokens, full: RenderedTokens, message: int) -> list[int] | None:
-    """What an engine samples for a message: the turn as it is written when it is the last.
+def completion_of(partial: RenderedTokens, full: RenderedTokens, message: int) -> list[int] | None:
+    """The completion of a message: its turn as rendered when it is the last one.
 
-    The stop token of a turn that the template leaves open is the one that it has in `full`, where more follows.
+    If the template leaves the last turn open, the stop token is taken from `full`, where more follows.
     """
-    turn = next((turn for turn in own.turns if turn.message == message), None)
+    turn = next((turn for turn in partial.turns if turn.message == message), None)
     if turn is None:
         return None
     later = next((turn for turn in full.turns if turn.message == message), None)
     stop = later.stop_token if turn.stop_token is None and later is not None else None
-    return own.token_ids[turn.start : turn.stop] + ([] if stop is None else [stop])
+    return partial.token_ids[turn.start : turn.stop] + ([] if stop is None else [stop])
 
 
-def cut(
+def cut_after(
     renderer: Renderer, messages: Sequence[Message], at: int, end: int, tools: Any, prompt: list[int] | None = None
 ) -> Cut | None:
-    """The conversation up to message `end`, cut after message `at`; None where the template refuses a part of it.
+    """The conversation up to message `end`, cut after message `at`; None if the template refuses a part of it.
 
-    `prompt` is the prompt that the engine was given, if it is not the render of the messages before.
+    `prompt` is the engine's prompt if it is not the render of the messages before.
     """
     if prompt is None:
         before = rendered(renderer, messages[:at], tools, True)
         prompt = None if before is None else before.token_ids
-    own = rendered(renderer, messages[: at + 1], tools, False)
+    partial = rendered(renderer, messages[: at + 1], tools, False)
     full = rendered(renderer, messages[:end], tools, True)
-    if prompt is None or own is None or full is None:
+    if prompt is None or partial is None or full is None:
         return None
-    completion = completion_of(own, full, at)
+    completion = completion_of(partial, full, at)
     if completion is None:
         return None
     stop = next((turn.stop for turn in full.turns if turn.message == at), None)
@@ -84,44 +84,44 @@ def cut(
 
 
 def turn_ends(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """Each assistant's message that is not the first of all, and where the messages after it end."""
-    own = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-    for at, end in itertools.pairwise([*own, len(messages)]):
+    """The index of each assistant message but one that comes first, and where the messages after it end."""
+    indices = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    for at, end in itertools.pairwise([*indices, len(messages)]):
         if at:
             yield at, end
 
 
 def cuts(renderer: Renderer, conversation: Conversation) -> Iterator[Cut]:
     for at, end in turn_ends(conversation.messages):
-        found = cut(renderer, conversation.messages, at, end, conversation.tools) if end > at + 1 else None
-        if found is not None:
-            yield found
+        cut = cut_after(renderer, conversation.messages, at, end, conversation.tools) if end > at + 1 else None
+        if cut is not None:
+            yield cut
 
 
 # -- what holds for every bridge
 
 
-def check_extension(made: Cut, bridged: BridgedTokens) -> None:
-    """The next prompt is the stream, id for id, and then something; all entries are there, none of them is sampled."""
-    stream = made.stream
+def check_extension(cut: Cut, bridged: BridgedTokens) -> None:
+    """The next prompt begins with the stream, id for id; each new id has a kind and a message, and none is sampled."""
+    stream = cut.stream
     assert bridged.stream_length == len(stream)
     assert bridged.token_ids[: len(stream)] == stream
     assert bridged.token_ids[len(stream) :] == bridged.new_ids.tolist()
     assert len(bridged.new_ids) == len(bridged.kinds) == len(bridged.messages)
     assert set(bridged.kinds.tolist()) <= {Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC}
-    assert all(-1 <= index < len(made.new) for index in bridged.messages.tolist())
+    assert all(-1 <= index < len(cut.new) for index in bridged.messages.tolist())
     assert (bridged.messages[bridged.kinds == Kind.CONTEXT] >= 0).all()
     synthetic = np.flatnonzero(bridged.kinds == Kind.SYNTHETIC)
     assert synthetic.tolist() == list(range(len(synthetic))), "only what closes the turn is synthetic"
     assert bridged.closed == bool(len(synthetic))
 
 
-def check_credit(made: Cut, bridged: BridgedTokens) -> None:
+def check_credit(cut: Cut, bridged: BridgedTokens) -> None:
     """Every new message that the full render shows has its text in the bridge, as context."""
-    shown = {
-        int(origin[1]) - made.at - 1
-        for origin in made.full.origins
+    visible = {
+        int(origin[1]) - cut.at - 1
+        for origin in cut.full.origins
         if origin is not None and origin[0] == "messages" and len(origin) > 2 and origin[2] != "role"
     }
     credited = set(bridged.messages[bridged.kinds == Kind.CONTEXT].tolist())
-    assert {index for index in shown if index >= 0} <= credited
+    assert {index for index in visible if index >= 0} <= credited

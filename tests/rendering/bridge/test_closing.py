@@ -1,4 +1,4 @@
-"""A turn that is cut off anywhere is closed: with its close it reads as what was written of it, and ends there."""
+"""A turn cut off anywhere is closed: with its close it parses as the part that was sampled, and ends there."""
 
 import re
 from typing import Any
@@ -21,13 +21,13 @@ TOOLS = [tool("look", "Looks.", {"a": {"type": "string"}, "n": {"type": "integer
 ASK, BYE = user("Hi."), user("Bye.")
 QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 ODD = ["\U000f0019", "\U00100000", "<b>", "</b>", "<a=", "é", "🎉", "\ufffd", "\n", " ", "words " * 40]
-"""Among them characters of the private planes, of which no text may make a control token."""
+"""Odd texts, some in the private planes: they must never turn into control tokens."""
 
 
 def texts(renderer: Renderer) -> st.SearchStrategy[str]:
     controls = sorted(renderer.tokenizer.vocabulary.control)[:100]
-    spelled = [*pieces(renderer.grammar(TOOLS)) * 2, *SEPARATORS, *ODD * 2, *controls]
-    return st.lists(st.sampled_from(spelled), min_size=1, max_size=5).map("".join)
+    fragments = [*pieces(renderer.grammar(TOOLS)) * 2, *SEPARATORS, *ODD * 2, *controls]
+    return st.lists(st.sampled_from(fragments), min_size=1, max_size=5).map("".join)
 
 
 def check_cut(renderer: Renderer, data: st.DataObject) -> None:
@@ -37,10 +37,10 @@ def check_cut(renderer: Renderer, data: st.DataObject) -> None:
     message = assistant(data.draw(text), *calls, reasoning=data.draw(text))
     try:
         rendered = renderer.render([ASK, message], tools=TOOLS)
-        asked = renderer.render_ids([ASK], tools=TOOLS, add_generation_prompt=True)
+        prompted = renderer.render_ids([ASK], tools=TOOLS, add_generation_prompt=True)
     except TokentraceError:
         return
-    start = len(asked) if rendered.token_ids[: len(asked)] == asked else rendered.turns[-1].start
+    start = len(prompted) if rendered.token_ids[: len(prompted)] == prompted else rendered.turns[-1].start
     prompt, turn = rendered.token_ids[:start], rendered.token_ids[start : rendered.turns[-1].stop]
     if renderer.parse_response(turn, tools=TOOLS, prompt_ids=prompt).stop_token is not None:
         turn = turn[:-1]
@@ -59,23 +59,23 @@ def check_cut(renderer: Renderer, data: st.DataObject) -> None:
 
 
 def check_reading(renderer: Renderer, prompt: list[int], ids: list[int], bridged: BridgedTokens) -> None:
-    """With its close a turn has ended, and reads as it did before: no call more, and no other words."""
+    """With its close a turn has ended and parses as before: no additional call, and no other text."""
     grammar = renderer.grammar(TOOLS)
     closed = int((bridged.kinds == Kind.SYNTHETIC).sum())
     new = bridged.new_ids.tolist()
     before = renderer.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
     after = renderer.parse_response([*ids, *new[:closed]], tools=TOOLS, prompt_ids=prompt)
-    if grammar.channels is not None and not closed:  # it has ended, and maybe begun the next one
+    if grammar.channels is not None and not closed:  # the message has ended, and the next may have begun
         return
     if grammar.channels is not None:  # each message has an end, and only the last one a stop token
         assert renderer.tokenizer.decode([*ids, *new[:closed]][-1:]) == grammar.channels.end
-    elif after.finish is not Finish.STOP:  # what begins the next turn is the stop token
+    elif after.finish is not Finish.STOP:  # the next turn's head is the stop token
         after = renderer.parse_response([*ids, *new[: closed + 1]], tools=TOOLS, prompt_ids=prompt)
         assert after.stop_token == new[closed]
     assert after.open is None or (grammar.calls is not None and not grammar.calls.close)
     assert after.open is not PartKind.REASONING
     assert (after.reasoning_content or "").rstrip() == (before.reasoning_content or "").rstrip()
-    if grammar.calls is None or not grammar.calls.outline().startswith("{"):  # else half a call is one only at the end
+    if grammar.calls is None or not grammar.calls.outline().startswith("{"):  # else half a call counts only at the end
         assert after.content.rstrip() == before.content.rstrip()
         assert len(after.tool_calls) == len(before.tool_calls)
         for one, other in zip(before.tool_calls, after.tool_calls, strict=True):
@@ -83,7 +83,7 @@ def check_reading(renderer: Renderer, prompt: list[int], ids: list[int], bridged
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_cut_off_turn_of_any_family_parses_back_as_it_was_and_a_close(name: str) -> None:
+def test_a_cut_off_turn_of_any_family_parses_back_with_its_close(name: str) -> None:
     renderer = small_renderer(name, trusted=[], lost="ignore")
     settings(max_examples=examples(100), **QUIET)(given(st.data())(lambda data: check_cut(renderer, data)))()
 
@@ -109,7 +109,7 @@ WIDE = (
 
 
 def test_a_delimiter_of_wide_characters_is_closed_between_them() -> None:
-    """The tokenizer is one of bytes, so that the turn is also cut within characters."""
+    """The tokenizer has one token per byte, so the turn is also cut within characters."""
     renderer = over_bytes(WIDE)
     prompt = renderer.render_ids([ASK], add_generation_prompt=True)
     turn = [*"Yes｜終｜".encode()]

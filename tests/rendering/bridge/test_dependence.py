@@ -1,4 +1,4 @@
-"""Templates whose new text depends on what was said before: bridged as they render, or refused."""
+"""Templates whose new text depends on earlier messages are bridged as they render, or refused."""
 
 import itertools
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from tests.conversations import ASK, HI, SIMPLE, assistant, call, result, system, user
 from tests.gateway.recorded import Bench
-from tests.rendering.bridge.rollouts import cut
+from tests.rendering.bridge.rollouts import cut_after
 from tests.support import over_bytes
 from tokentrace import Renderer
 
@@ -32,11 +32,11 @@ def test_what_depends_on_earlier_text_is_bridged_as_it_renders(condition: str) -
     for first, second, reply, rounds in itertools.product(texts, texts, texts, (0, 2, 3, 4)):
         past = [system(first), *[user(second), assistant("Yes.")] * rounds, user(second)]
         messages = [*past, assistant(reply), user("Go on.")]
-        made = cut(renderer, messages, len(past), len(messages), None)
-        assert made is not None
-        for known in (None, past):
-            outcome = made.bridge(renderer, messages=known)
-            assert not outcome or outcome.new_ids.tolist() == made.full.token_ids[made.stop :], (first, second, reply)
+        cut = cut_after(renderer, messages, len(past), len(messages), None)
+        assert cut is not None
+        for history in (None, past):
+            outcome = cut.bridge(renderer, messages=history)
+            assert not outcome or outcome.new_ids.tolist() == cut.full.token_ids[cut.stop :], (first, second, reply)
             bridged += bool(outcome)
     assert bridged >= 16
 
@@ -64,11 +64,11 @@ def numbered() -> Renderer:
 def test_results_belong_to_their_calls_in_any_order(numbered: Renderer, order: tuple[int, ...]) -> None:
     new: list[Any] = [RESULTS[at] for at in order]
     for after in ([], [user("So?")]):
-        made = cut(numbered, [ASK, assistant("", *CALLS), *new, *after], 1, 2 + len([*new, *after]), SIMPLE)
-        assert made is not None
-        assert made.bridge(numbered, call_ids=IDS) == made.full.token_ids
-        outcome = made.bridge(numbered)  # in order, or it refuses
-        assert not outcome or outcome == made.full.token_ids or order in itertools.permutations(range(3))
+        cut = cut_after(numbered, [ASK, assistant("", *CALLS), *new, *after], 1, 2 + len([*new, *after]), SIMPLE)
+        assert cut is not None
+        assert cut.bridge(numbered, call_ids=IDS) == cut.full.token_ids
+        outcome = cut.bridge(numbered)  # in order, or it refuses
+        assert not outcome or outcome == cut.full.token_ids or order in itertools.permutations(range(3))
         assert outcome or order != (0, 1, 2)
 
 

@@ -1,12 +1,12 @@
-"""Models do not write what templates write. Whatever was sampled stays, id for id, and the new turn is the same.
+"""Completions that no template would write: the sampled ids stay as they are, and the new turn is the same.
 
-For each oddity, completions of every family are made odd in that way. The law: there is a bridge wherever there is
-one for the canonical completion, and what it adds is
+Each oddity alters completions of every family. The law: there is a bridge wherever there is one for the canonical
+completion, and what it adds is
 
 - what it adds to the canonical completion,
-- before it, where the turn was not ended, what ends it: synthetic, and the head of the next turn where that is
-  what the model should have stopped at;
-- less what the completion has of it already: the separator after the stop token, the next turn's head.
+- before it, if the turn was not ended, what ends it: synthetic tokens, and the head of the next turn if that is
+  where the model should have stopped;
+- less what the completion already has of it: the separator after the stop token, the next turn's head.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, SIMPLE, SYS, assistant, call, result, user
-from tests.rendering.bridge.rollouts import Cut, check_extension, cut, cuts
+from tests.rendering.bridge.rollouts import Cut, check_extension, cut_after, cuts
 from tests.support import FULL, load_family, make_renderer, per_family, rotating
 from tokentrace import BridgedTokens, BridgeRefusal
 from tokentrace.tokens import Kind, Tokenizer
@@ -32,7 +32,7 @@ from tokentrace.tokens.vocabulary import Vocabulary
 SHORT = 12
 """Examples for each family and each oddity."""
 
-# -- what was sampled, and what came then
+# -- completions, and the messages after them
 
 ARGUMENTS = {
     "city": "Paris",
@@ -63,34 +63,34 @@ SITUATIONS: dict[str, list[dict[str, Any]]] = {
 @dataclasses.dataclass(frozen=True, slots=True)
 class Situation:
     name: str
-    made: Cut
+    cut: Cut
     bridged: BridgedTokens
 
     @property
     def is_ended(self) -> bool:
         """Whether the template ends the turn with a token, and not by beginning the next one."""
-        return any(turn.message == self.made.at and turn.stop_token is not None for turn in self.made.full.turns)
+        return any(turn.message == self.cut.at and turn.stop_token is not None for turn in self.cut.full.turns)
 
 
 @per_family
 def situations(family: str) -> list[Situation]:
     renderer = make_renderer(family)
-    found = []
+    usable = []
     for name, messages in SITUATIONS.items():
         at = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
-        made = cut(renderer, messages, at, len(messages), SIMPLE if "call" in name else None)
-        if made is not None:
-            bridged = made.bridge(renderer)
+        cut = cut_after(renderer, messages, at, len(messages), SIMPLE if "call" in name else None)
+        if cut is not None:
+            bridged = cut.bridge(renderer)
             assert isinstance(bridged, BridgedTokens)
-            found.append(Situation(name, made, bridged))
-    assert len(found) >= 2
-    return found
+            usable.append(Situation(name, cut, bridged))
+    assert len(usable) >= 2
+    return usable
 
 
 @per_family
 def stops_of(family: str) -> frozenset[int]:
-    """The tokens that end turns: those at which generation stops, and those that end turns once they are past."""
-    turns = [turn for situation in situations(family) for turn in situation.made.full.turns]
+    """The tokens that end turns: those at which generation stops, and those that end turns of the past."""
+    turns = [turn for situation in situations(family) for turn in situation.cut.full.turns]
     past = {turn.stop_token for turn in turns if turn.stop_token is not None}
     return frozenset([*make_renderer(family).get_stop_token_ids(), *past])
 
@@ -100,21 +100,21 @@ def stops_of(family: str) -> frozenset[int]:
 
 def check_law(family: str, situation: Situation, odd: Sequence[int]) -> BridgedTokens:
     renderer, stops = make_renderer(family), stops_of(family)
-    made = dataclasses.replace(situation.made, completion=list(odd))
-    bridged = made.bridge(renderer)
+    cut = dataclasses.replace(situation.cut, completion=list(odd))
+    bridged = cut.bridge(renderer)
     assert isinstance(bridged, BridgedTokens), f"{situation.name}: {bridged}"
-    check_extension(made, bridged)
+    check_extension(cut, bridged)
     canonical = situation.bridged
-    wanted, new = canonical.new_ids.tolist(), bridged.new_ids.tolist()
-    assert len(bridged) == len(made.prompt) + len(odd) + len(new)
-    shared = min(len(wanted), len(new))
+    expected, new = canonical.new_ids.tolist(), bridged.new_ids.tolist()
+    assert len(bridged) == len(cut.prompt) + len(odd) + len(new)
+    shared = min(len(expected), len(new))
     assert shared > 0
-    assert new[-shared:] == wanted[-shared:]
+    assert new[-shared:] == expected[-shared:]
     assert bridged.kinds[-shared:].tolist() == canonical.kinds[-shared:].tolist()
     assert bridged.messages[-shared:].tolist() == canonical.messages[-shared:].tolist()
-    if len(new) < len(wanted):  # the completion went on into the next turn
+    if len(new) < len(expected):  # the completion went on into the next turn
         assert not bridged.closed
-        assert odd[-1] == wanted[len(wanted) - shared - 1]
+        assert odd[-1] == expected[len(expected) - shared - 1]
         return bridged
     seam, kinds = new[:-shared], bridged.kinds[: len(new) - shared].tolist()
     ended = bool(len(odd)) and odd[-1] in stops
@@ -130,14 +130,14 @@ def check_law(family: str, situation: Situation, odd: Sequence[int]) -> BridgedT
 
 
 def begins_a_call(family: str, situation: Situation, odd: Sequence[int]) -> bool:
-    """Whether an odd completion has a call's tokens and the canonical one none: templates may end that turn otherwise.
+    """Whether only the odd completion has tokens of a call: templates may end such a turn differently.
 
     DeepSeek V3 ends words with its end of sentence, and a turn of one call with nothing: the results follow at once.
     """
     is_control = load_family(family).vocabulary.is_control
-    calls = {index for one in situations(family) if "calls" in one.name for index in one.made.completion}
+    calls = {index for one in situations(family) if "calls" in one.name for index in one.cut.completion}
     marks = {index for index in calls if is_control[index]} - stops_of(family)
-    return not marks & set(situation.made.completion) and bool(marks & set(odd))
+    return not marks & set(situation.cut.completion) and bool(marks & set(odd))
 
 
 def is_special(tokenizer: Tokenizer, index: int) -> bool:
@@ -146,19 +146,19 @@ def is_special(tokenizer: Tokenizer, index: int) -> bool:
     return added is not None and added.special
 
 
-# -- oddities: each makes one completion odd
+# -- oddities: each alters one completion
 
 Oddity = Callable[[random.Random, Tokenizer, list[int]], list[int]]
 
 
 @lru_cache(maxsize=1)
 def tokens_by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
+    tokens: dict[bytes, list[int]] = {}
     for index in range(min(vocabulary.size, 50_000)):
         if index not in vocabulary.added:
-            found.setdefault(vocabulary.token_bytes(index), []).append(index)
-    found.pop(b"", None)
-    return found
+            tokens.setdefault(vocabulary.token_bytes(index), []).append(index)
+    tokens.pop(b"", None)
+    return tokens
 
 
 def runs(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[bool, list[int]]]:
@@ -172,26 +172,26 @@ def runs(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[bool, list[int]
     return out
 
 
-def respelled(rng: random.Random, raw: bytes, known: dict[bytes, list[int]]) -> list[int] | None:
+def respelled(rng: random.Random, raw: bytes, tokens: dict[bytes, list[int]]) -> list[int] | None:
     """Other tokens that spell the same bytes; None where the walk ends at bytes that no token spells."""
     out: list[int] = []
     at = 0
     while at < len(raw):
-        lengths = [n for n in range(1, min(12, len(raw) - at) + 1) if raw[at : at + n] in known]
+        lengths = [n for n in range(1, min(12, len(raw) - at) + 1) if raw[at : at + n] in tokens]
         if not lengths:
             return None
         length = rng.choice(lengths)
-        out.append(rng.choice(known[raw[at : at + length]]))
+        out.append(rng.choice(tokens[raw[at : at + length]]))
         at += length
     return out
 
 
 def retokenized(rng: random.Random, tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    known = tokens_by_bytes(tokenizer.vocabulary)
+    tokens = tokens_by_bytes(tokenizer.vocabulary)
     out: list[int] = []
     for control, run in runs(tokenizer, ids):
         raw = b"".join(map(tokenizer.vocabulary.token_bytes, run))
-        out += (not control and respelled(rng, raw, known)) or run
+        out += (not control and respelled(rng, raw, tokens)) or run
     assert tokenizer.vocabulary.spells(out, b"".join(map(tokenizer.vocabulary.token_bytes, ids)))
     return out
 
@@ -262,8 +262,8 @@ def test_an_odd_completion_stays_and_the_new_turn_is_the_same(any_family: str, o
     @settings(max_examples=SHORT, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(situations(any_family)), st.integers(0, 2**32 - 1))
     def law(situation: Situation, seed: int) -> None:
-        odd = ODDITIES[oddity](random.Random(seed), tokenizer, situation.made.completion)
-        changed.append(odd != situation.made.completion)
+        odd = ODDITIES[oddity](random.Random(seed), tokenizer, situation.cut.completion)
+        changed.append(odd != situation.cut.completion)
         check_law(any_family, situation, odd)
 
     law()
@@ -276,7 +276,7 @@ def test_an_odd_completion_stays_and_the_new_turn_is_the_same(any_family: str, o
 def test_a_completion_cut_off_after_any_token_is_closed(any_family: str) -> None:
     closed = 0
     for situation in situations(any_family):
-        completion = situation.made.completion
+        completion = situation.cut.completion
         for length in rotating(range(len(completion)), f"{any_family} {situation.name}", 3):
             closed += check_law(any_family, situation, completion[:length]).closed
         assert not check_law(any_family, situation, completion).closed
@@ -287,17 +287,17 @@ def test_an_empty_completion_is_closed_anywhere_in_the_matrix(any_family: str) -
     renderer = make_renderer(any_family)
     checked = 0
     for name, conversation in rotating(CONVERSATIONS.items(), f"empty {any_family}", 3):
-        for made in cuts(renderer, conversation):
-            results = [message for message in made.new if message["role"] == "tool"]
-            if any("name" not in message for message in results):  # its name may stand in the completion alone
+        for cut in cuts(renderer, conversation):
+            results = [message for message in cut.new if message["role"] == "tool"]
+            if any("name" not in message for message in results):  # the name may stand only in the completion
                 continue
-            bridged = made.bridge(renderer)
+            bridged = cut.bridge(renderer)
             if isinstance(bridged, BridgeRefusal):
-                refusal = dataclasses.replace(made, completion=[]).bridge(renderer)
+                refusal = dataclasses.replace(cut, completion=[]).bridge(renderer)
                 assert isinstance(refusal, BridgeRefusal)
                 assert refusal.reason is bridged.reason
                 continue
-            situation = Situation(name, made, bridged)
+            situation = Situation(name, cut, bridged)
             empty = check_law(any_family, situation, [])
             assert len(empty.new_ids) > len(bridged.new_ids) or not situation.is_ended, "something ends the turn"
             checked += 1

@@ -1,4 +1,4 @@
-"""When there is no bridge, and why; what is no input at all; and what holds for every call."""
+"""When a bridge is refused, and why; bad input; and what holds for every call."""
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conversations import ALL, ASK, HI, PARIS, SIMPLE, SUNNY, assistant, system, user
 from tests.formats.small import made_up_renderer
-from tests.rendering.bridge.rollouts import cut
+from tests.rendering.bridge.rollouts import cut_after
 from tests.support import make_renderer
 from tokentrace import BridgedTokens, BridgeRefusal, InputError, Renderer, create_renderer
 from tokentrace.pocket import POCKET
@@ -44,7 +44,7 @@ def test_no_prompt_is_no_stream(pocket: Renderer) -> None:
         assert pocket.bridge_to_next_turn(empty, [1, 2], [BYE]) is None
 
 
-def test_a_result_whose_function_nobody_names_is_refused() -> None:
+def test_a_result_without_a_function_name_is_refused() -> None:
     renderer = make_renderer("gpt-oss")
     prompt = renderer.render([ASK], tools=SIMPLE, add_generation_prompt=True)
     sampled = renderer.tokenizer.encode("<|channel|>final<|message|>Hi.<|return|>")
@@ -74,18 +74,18 @@ PRODUCTION = {
     "gpt-oss": [(THOUGHT, [BYE], True), (CALLED, [SUNNY], False), (CALLED, [SUNNY, BYE], False)],
     **{key: [(THOUGHT, [BYE], True), (CALLED, [SUNNY], False)] for key in ("glm-5", "minimax-m2", "nemotron-3-nano")},
 }
-"""What was said, what comes then, and whether the template writes the past anew."""
+"""The messages before, the new messages, and whether the template rewrites the past."""
 
 
 @pytest.mark.parametrize("family", PRODUCTION)
 def test_in_production_a_past_that_is_rewritten_is_refused(family: str) -> None:
     production = make_renderer(family, history="inference")
-    for said, new, is_rewritten in PRODUCTION[family]:
-        made = cut(production, [*said, *new], 1, 2 + len(new), SIMPLE if said is CALLED else None)
-        assert made is not None
-        assert made.append_only is not is_rewritten, "what the template itself does"
-        assert reason(made.bridge(production)) is (RefusalReason.REWRITES_PAST if is_rewritten else None)
-        assert reason(made.bridge(make_renderer(family))) is None, "to train, the past stays"
+    for past, new, is_rewritten in PRODUCTION[family]:
+        cut = cut_after(production, [*past, *new], 1, 2 + len(new), SIMPLE if past is CALLED else None)
+        assert cut is not None
+        assert cut.append_only is not is_rewritten, "what the template itself does"
+        assert reason(cut.bridge(production)) is (RefusalReason.REWRITES_PAST if is_rewritten else None)
+        assert reason(cut.bridge(make_renderer(family))) is None, "to train, the past stays"
 
 
 FORGETFUL: list[tuple[str, dict[str, Any]]] = [
@@ -96,7 +96,7 @@ FORGETFUL: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("family", "variables"), FORGETFUL, ids=[family for family, _ in FORGETFUL])
 def test_in_production_reasoning_that_the_template_drops_is_refused(family: str, variables: dict[str, Any]) -> None:
-    """The prompt ends in ``<think>``, the model thinks and answers; no full render shows what it thought."""
+    """The prompt ends in ``<think>``, the model reasons and answers; no full render shows the reasoning."""
     renderer = make_renderer(family, history="inference", **variables)
     prompt = renderer.render([HI], add_generation_prompt=True)
     assert prompt.text.rstrip().endswith("<think>")
@@ -115,17 +115,17 @@ ROUNDS = (
 
 def test_a_template_that_counts_is_bridged_only_with_the_conversation_before() -> None:
     renderer = made_up_renderer(ROUNDS, "<m>", "</m>")
-    for said in (ANSWERED, [*ANSWERED, BYE, assistant("Bye!")], [system("x"), *ANSWERED]):
-        made = cut(renderer, [*said, BYE], len(said) - 1, len(said) + 1, None)
-        assert made is not None
-        assert made.append_only
-        refused = made.bridge(renderer)
+    for past in (ANSWERED, [*ANSWERED, BYE, assistant("Bye!")], [system("x"), *ANSWERED]):
+        cut = cut_after(renderer, [*past, BYE], len(past) - 1, len(past) + 1, None)
+        assert cut is not None
+        assert cut.append_only
+        refused = cut.bridge(renderer)
         assert reason(refused) is RefusalReason.CONTEXT_DEPENDENT
         assert "messages=" in str(refused)
-        assert made.bridge(renderer, messages=said[:-1]) == made.full.token_ids
+        assert cut.bridge(renderer, messages=past[:-1]) == cut.full.token_ids
 
 
-# -- what is no input
+# -- bad input
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_no_id_comes_out_that_was_not_put_in(history: str, count: int, wrong: An
 # -- what holds for every call
 
 
-def bridged_or_none(renderer: Renderer, said: Any, new: Any, tools: Any) -> Any:
-    made = cut(renderer, [*said, *new], 1, 2 + len(new), tools)
-    outcome = None if made is None else made.bridge(renderer)
+def bridged_or_none(renderer: Renderer, past: Any, new: Any, tools: Any) -> Any:
+    cut = cut_after(renderer, [*past, *new], 1, 2 + len(new), tools)
+    outcome = None if cut is None else cut.bridge(renderer)
     return outcome.token_ids if isinstance(outcome, BridgedTokens) else outcome
 
 
@@ -209,8 +209,8 @@ def test_threads_share_a_renderer() -> None:
     alone, shared = create_renderer(tokenizer), create_renderer(tokenizer)
     expected = [bridged_or_none(alone, *case) for case in cases]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda at: bridged_or_none(shared, *cases[at % len(cases)]), range(64)))
-    assert found == [expected[at % len(cases)] for at in range(64)]
+        outcomes = list(pool.map(lambda at: bridged_or_none(shared, *cases[at % len(cases)]), range(64)))
+    assert outcomes == [expected[at % len(cases)] for at in range(64)]
 
 
 def test_a_bridge_is_a_sequence_of_ids(pocket: Renderer) -> None:

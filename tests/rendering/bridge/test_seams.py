@@ -1,7 +1,7 @@
-"""Seams by family, spelled out: what was sampled, what closes it, what follows.
+"""Seams by family, spelled out: the sampled text, what closes it, what follows.
 
-`sampled` is read as a model writes it: control tokens are control tokens. `close` is what the bridge puts in, marked
-synthetic; `after` is all that follows, scaffold and the new message.
+Names of control tokens in `sampled` are encoded as control tokens. `close` is what the bridge inserts as synthetic
+tokens; `after` is everything that follows: scaffold and the new message.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conversations import SIMPLE, assistant, call, result, tool, user
-from tests.rendering.bridge.rollouts import Cut, check_extension, cut
+from tests.rendering.bridge.rollouts import Cut, check_extension, cut_after
 from tests.support import load_family, make_renderer, over_bytes
 from tokentrace import BridgedTokens, BridgeRefusal
 from tokentrace.rendering import RefusalReason
@@ -37,7 +37,7 @@ class Seam:
 
 
 def texts(seam: Seam, bridged: BridgedTokens) -> tuple[str, str]:
-    """What is synthetic, and all that is not."""
+    """The synthetic text, and all other new text."""
     decode = load_family(seam.family).decode
     synthetic = bridged.kinds == Kind.SYNTHETIC
     return decode(bridged.new_ids[synthetic]), decode(bridged.new_ids[~synthetic])
@@ -203,7 +203,7 @@ CUT_OFF: dict[str, list[tuple[str, str, str] | tuple[str, str, str, Any]]] = {
         )
     ],
 }
-"""Completions that did not, what closes them, and what follows then."""
+"""Completions that are cut off, what closes them, and what follows."""
 SEAMS = [
     *(
         Seam(family, sampled, "", after, *new, is_cut_off=False)
@@ -247,18 +247,18 @@ NEVER_SHOWN = {"qwq-32b", "deepseek-r1"}
 
 def controls(family: str, ids: list[int]) -> list[str]:
     tokenizer = load_family(family)
-    found = [tokenizer.decode([index]) for index in ids if tokenizer.vocabulary.is_control[index]]
-    return ["<|end|>" if token == "<|return|>" else token for token in found]  # gpt-oss ends a turn with either
+    tokens = [tokenizer.decode([index]) for index in ids if tokenizer.vocabulary.is_control[index]]
+    return ["<|end|>" if token == "<|return|>" else token for token in tokens]  # gpt-oss ends a turn with either
 
 
-def cut_within(family: str, made: Cut, words: str) -> list[list[int]]:
+def cut_within(family: str, cut: Cut, words: str) -> list[list[int]]:
     decode = load_family(family).decode
-    found = []
-    for length in range(1, len(made.completion)):
-        said = decode(made.completion[:length])
-        if any(said.endswith(words[:count]) for count in range(2, len(words))):
-            found.append(made.completion[:length])
-    return found
+    completions = []
+    for length in range(1, len(cut.completion)):
+        text = decode(cut.completion[:length])
+        if any(text.endswith(words[:count]) for count in range(2, len(words))):
+            completions.append(cut.completion[:length])
+    return completions
 
 
 def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_written(any_family: str) -> None:
@@ -268,30 +268,30 @@ def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_writt
     prompt = renderer.render([HELLO], add_generation_prompt=True).text
     thought = None if prompt.rstrip().endswith("</think>") else "Somebody greets."
     answer = assistant("Enchanted indeed.", reasoning=thought)
-    made = cut(renderer, [HELLO, answer, BYE], 1, 3, None)
-    assert made is not None
+    cut = cut_after(renderer, [HELLO, answer, BYE], 1, 3, None)
+    assert cut is not None
     decode = load_family(any_family).decode
     checked = 0
     for words, message in (
-        ("Somebody greets", lambda said: assistant("", reasoning=said)),
-        ("Enchanted indeed", lambda said: assistant(said, reasoning=thought)),
+        ("Somebody greets", lambda text: assistant("", reasoning=text)),
+        ("Enchanted indeed", lambda text: assistant(text, reasoning=thought)),
     ):
         if words.startswith("Some") and any_family in NEVER_ALONE:
             continue
-        for completion in cut_within(any_family, made, words):
-            said = decode(completion)
-            said = said[said.rindex(words[:2]) :]
-            bridged = renderer.bridge(made.prompt, completion, [BYE])
+        for completion in cut_within(any_family, cut, words):
+            text = decode(completion)
+            text = text[text.rindex(words[:2]) :]
+            bridged = renderer.bridge(cut.prompt, completion, [BYE])
             assert isinstance(bridged, BridgedTokens)
-            check_extension(Cut(1, made.prompt, completion, [BYE], None, made.full, None), bridged)
-            full = oracle.render([HELLO, message(said), BYE], add_generation_prompt=True)
+            check_extension(Cut(1, cut.prompt, completion, [BYE], None, cut.full, None), bridged)
+            full = oracle.render([HELLO, message(text), BYE], add_generation_prompt=True)
             expected, ours = controls(any_family, full.token_ids), controls(any_family, bridged.token_ids)
             assert ours == expected, f"{decode(completion)!r}: {ours} is not {expected}"
             checked += 1
     assert checked >= 1
 
 
-# -- what else can be at a seam
+# -- other seams
 
 
 def test_no_new_messages_give_another_generation_prompt() -> None:
@@ -359,12 +359,12 @@ HANDED_OVER = (
     "{% if m.tool_calls %}<result>{% else %}{{ '<|end|>\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""A template that ends a turn with a call otherwise than an answer."""
+"""A template that ends a turn with a call differently from an answer."""
 
 
 @pytest.mark.parametrize("reply", [assistant("Hi."), assistant("", call("look", {}))])
 def test_a_user_may_speak_before_a_call_is_answered(reply: Any) -> None:
     renderer = over_bytes(HANDED_OVER, controls="<|user|><|assistant|>")
-    where = cut(renderer, [user("Hello."), reply, user("Stop.")], 1, 3, SIMPLE)
-    assert where is not None
-    assert where.bridge(renderer) == where.full.token_ids
+    cut = cut_after(renderer, [user("Hello."), reply, user("Stop.")], 1, 3, SIMPLE)
+    assert cut is not None
+    assert cut.bridge(renderer) == cut.full.token_ids

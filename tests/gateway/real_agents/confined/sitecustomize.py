@@ -1,4 +1,4 @@
-"""Python loads this when it starts, where the folder is on its path: no connection leaves this machine."""
+"""Python loads this at startup if its folder is on the path: it forbids connections to other machines."""
 
 import os
 import sys
