@@ -130,10 +130,7 @@ def _renderer(family: str, settings: str) -> Renderer:
 
 
 def make_renderer(family: str, **settings: Any) -> Renderer:
-    """A renderer with the family's shipped template; equal settings give the same one.
-
-    `lost` is "ignore" by default, because most templates drop some text.
-    """
+    """A renderer with the family's template, the same for equal settings. It ignores lost text by default."""
     return _renderer(family, json.dumps(settings, sort_keys=True))
 
 
@@ -158,10 +155,7 @@ _MATRIX = {id(conversation) for conversation in CONVERSATIONS.values()}
 
 
 def rendered(renderer: Renderer, conversation: Conversation, *, prompt: bool = False, again: bool = False) -> Any:
-    """The rendered conversation, or the error that the renderer raised.
-
-    Renderings of the matrix are cached by renderer; `again` renders a conversation once more.
-    """
+    """The rendered conversation, or the error raised. Those of the matrix are cached, unless `again`."""
     key = (id(conversation), prompt)
     cache = _RENDERED.setdefault(renderer, {}) if id(conversation) in _MATRIX else {}
     if key not in cache or again:

@@ -36,10 +36,7 @@ def requirements(name: str) -> list[str]:
 
 
 def install(name: str) -> Path:
-    """Create the environment if needed, and return its Python.
-
-    Lines that begin with ``--no-deps`` are installed last, without their dependencies.
-    """
+    """The Python of the environment, created if needed. Lines with ``--no-deps`` are installed last."""
     required = requirements(name)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256("\n".join(required).encode()).hexdigest()[:12]

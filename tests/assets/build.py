@@ -134,10 +134,7 @@ def build(family: Family) -> Path:
 
 
 def family_dir(name: str) -> Path:
-    """The folder of a family: tokenizer.json, tokenizer_config.json, chat_template.jinja, extras.
-
-    Fetches and builds missing files; raises `AssetError` if that fails.
-    """
+    """The folder of a family, with its files fetched and built. Raises `AssetError` if that fails."""
     return build(get_family(name))
 
 

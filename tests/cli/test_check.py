@@ -123,6 +123,8 @@ def test_rows_of_another_template_are_noted_and_refused_where_no_tokenizer_is_na
     assert (refused.exit_code, refused.stdout, "-t" in refused.stderr) == (2, "", True)
     assert (noted.exit_code, fine.exit_code) == (0, 0)
     assert [words in " ".join(text.split()) for text in (refused.stderr, noted.stdout, fine.stdout)] == [1, 1, 0]
+    tokenize(chats, other := tmp_path / "other.parquet", "--turns", "last")
+    assert "other.parquet was made with other settings" in " ".join(run(out, other, "-t", POCKET).stdout.split())
 
 
 def test_rows_that_cannot_be_checked_exit_with_1_unless_allowed(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> No
     assert result.exit_code == 1, result.output
     for words in (
         *("6 of 9 rollouts break (66.7 %), 6 times", "calls, one per line", "boolean or None case", "11.1 %"),
-        *("│⟦ true", "tokens read again"),
+        *("│⟦ true", "tokens prefilled again"),
     ):
         assert words in result.stdout
     assert "\x1b" not in result.stdout
@@ -212,6 +214,8 @@ def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
     large = {"rollout_id": "a", "prompt_ids": [1, 151_645], "completion_ids": [2]}
     result = run(write_lines(tmp_path / "large.jsonl", [large]))
     assert "without --tokenizer, breaks are counted but not explained" in result.stderr
+    named = write_lines(tmp_path / "named.jsonl", [{"tokenizer": "Qwen/Qwen3-8B", **large, "prompt_ids": [1]}])
+    assert "another tokenizer" not in run(named, "-t", POCKET).stdout
 
 
 # -- a prompt against a stream
@@ -249,3 +253,5 @@ def test_a_prompt_is_compared_with_a_stream(tmp_path: Path) -> None:
     prompt.write_text(json.dumps(bridged.token_ids), encoding="utf-8")
     result = run(record, "--prompt", prompt)
     assert (result.exit_code, f"{len(bridged.new_ids)} new ones" in result.output) == (0, True)
+    for option in (("--limit", 1), ("--allow", "breaks")):
+        assert "cannot be used with --prompt" in run(record, "--prompt", prompt, *option).stderr

@@ -1,7 +1,4 @@
-"""Checks of conversations: valid shapes pass unchanged, and suspicious ones get remarks.
-
-Invalid conversations: `test_bad_input.py`.
-"""
+"""Checks of conversations: valid shapes pass, suspicious ones get remarks. Invalid ones: `test_bad_input.py`."""
 
 import copy
 import json

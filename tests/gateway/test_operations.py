@@ -307,6 +307,20 @@ def test_weights_change_between_tokens_and_the_record_says_where(
     assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, 1), (8, 1, 3)]
 
 
+def test_a_version_of_a_session_changes_between_tokens(gated: tuple[Served, Gate], threads: ThreadPoolExecutor) -> None:
+    served, gate = gated
+    assert served.call("POST", "/sessions", {"id": "v", "settings": {"version": 7}})[0] == 201
+    answer = threads.submit(served.chat, "v", SUM)
+    served.run(gate.waiting())
+    served.run(gate.open(1))
+    served.run(gate.waiting())
+    assert served.call("PATCH", "/sessions/v", {"settings": {"version": 8}})[0] == 200
+    served.run(gate.open())
+    assert answer.result(60)[0] == 200
+    [turn] = served.record("v").trajectory.turns(0)
+    assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, 1), (8, 1, 3)]
+
+
 def test_draining_finishes_running_requests(gated: tuple[Served, Gate], threads: ThreadPoolExecutor) -> None:
     served, gate = gated
     answer = threads.submit(served.chat, "d", SUM)

@@ -78,10 +78,13 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     kind_of = {"engine": ROLLOUTS, "branch": STREAM}
     useless = [f"--{name}" for name in sorted(chosen - _COMMON) if kind_of.get(name, ROWS) != kind]
-    useless += [f"--allow {one}" for one in sorted(options["allow"]) if kind == ROWS and one != "unchecked"]
+    usable = {ROWS: {"unchecked"}, ROLLOUTS: {"breaks", "masks", "logprobs", "ids"}, STREAM: set()}[kind]
+    useless += [f"--allow {one}" for one in sorted({*options["allow"]} - usable)]
+    useless += ["--limit"] * (kind == STREAM and "limit" in chosen)
     if useless:
-        option = useless[0].replace("_", "-")
-        raise click.UsageError(f"{inputs[0]} holds {kind}, which {option} does not apply to")
+        option = useless[0].replace("sources", "source").replace("_", "-")
+        where = "with --prompt" if kind == STREAM else f"for {kind} ({inputs[0]})"
+        raise click.UsageError(f"{option} cannot be used {where}")
     checks = {ROWS: _check_rows, ROLLOUTS: _check_rollouts, STREAM: _check_prompt}
     ctx.exit(1 if checks[kind](inputs, options, chosen) else 0)
 

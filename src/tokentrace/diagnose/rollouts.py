@@ -7,6 +7,7 @@ answer. Everything else is a break, or another conversation.
 import asyncio
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _RECENT = 3
 """Recent conversations to search for the origin of a request."""
 _TRACE = 8
 """Tokens at either end of a completion to search for in a later prompt."""
+_DIGEST = re.compile("[0-9a-f]{16,}")
 _OTHER_TOKENIZER = "rollouts were recorded with another tokenizer, so the causes of breaks may be wrong"
 
 
@@ -196,7 +198,7 @@ class CheckedRollout:
         sentences = [why, history.words if history else ""]
         if named and detail not in filter(None, sentences):
             sentences.append(f"recorded: {call.recorded}")
-        sentences.append(f"{counted(again)} read again, {counted(lost, 'sampled token')} gone")
+        sentences.append(f"{counted(again)} prefilled again, {counted(lost, 'sampled token')} lost")
         reasons = "; ".join(dict.fromkeys(filter(None, sentences)))
         words = f"token {shared:,} of {len(stream):,}{region}: {reasons}"
         where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name!r}"
@@ -222,7 +224,7 @@ def sorted_calls(calls: Sequence[Call]) -> list[Call]:
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
-    """True if a prompt has tokens sampled after the first `end`."""
+    """True if a prompt still has what was sampled after position `end`."""
     if shared == len(prompt):
         return False
     if tip.sampled[end : shared + 1].any():
@@ -291,9 +293,9 @@ class RolloutReport(Report):
         samples = f"{counts['samples']:,} rows ({counts['samples'] / max(1, self.total):.2f} per rollout)"
         yield f"{counted(counts['tokens'])}, {counts['sampled']:,} sampled, {counts['row_tokens']:,} in {samples}"
         if self.breaks:
-            again = f"{counted(counts['reprefilled'])} read again"
+            again = f"{counted(counts['reprefilled'])} prefilled again"
             repeated = f"{counts['row_tokens'] - counts['tokens']:,} repeated in rows"
-            yield f"cost of breaks: {again}, {repeated}, {counted(counts['lost'], 'sampled token')} gone"
+            yield f"cost of breaks: {again}, {repeated}, {counted(counts['lost'], 'sampled token')} lost"
         if counts["masked"]:
             yield f"trained by the masks: {counts['trained']:,}"
             for cause in (Cause.TRAINED_UNSAMPLED, Cause.SAMPLED_UNTRAINED):
@@ -338,7 +340,8 @@ def check_rollouts(
                 example = Example(rollout.where, rollout.problem)
                 report.add({"unreadable": 1}, [Seen("unread", "could not be read", 0, example)])
                 continue
-            misread = tokenizer is not None and not tokenizer.digest.startswith(rollout.tokenizer or "")
+            digest = _DIGEST.fullmatch(rollout.tokenizer or "")  # a dump may have the tokenizer's name
+            misread = tokenizer is not None and digest and not tokenizer.digest.startswith(digest[0])
             if misread and _OTHER_TOKENIZER not in report.notes:
                 report.notes.append(_OTHER_TOKENIZER)
             checked = CheckedRollout(rollout, model)

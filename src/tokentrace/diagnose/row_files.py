@@ -176,6 +176,11 @@ def check_dataset(
                 report.notes.append(f"{file.name} was made with another {what}")
     if assumed and report.notes:
         raise InputError(f"{report.notes[0]}: name the one they were made with (--tokenizer, -t)")
+    for file, metadata in ours[1:]:
+        if metadata.get("settings") != ours[0][1].get("settings"):
+            report.notes.append(
+                f"{file.name} was made with other settings than {ours[0][0].name}: check it alone"
+            )
     conversations = _Conversations(sources, ours, checker.tokenizer)
     report.notes += conversations.notes
     is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]

@@ -132,6 +132,7 @@ async def _update(gateway: Gateway, http: HTTPRequest) -> Any:
         SessionSettings.read(body.settings)
     info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
     gateway.sessions.forget(live)
+    await _live(gateway, http)  # running answers see its settings
     return asdict(info)
 
 

@@ -105,7 +105,7 @@ class Answer:
                 await asyncio.shield(noted)
             with tracing.span("tokentrace.store", sampled=self.sampled):
                 seconds = time.perf_counter() - began
-                await unhurried(self._store(placed, replies, seconds))
+                await finish_uncancelled(self._store(placed, replies, seconds))
         except BaseException as error:
             timer.cancel()
             for noted in notes:
@@ -114,7 +114,9 @@ class Answer:
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]
             with contextlib.suppress(StoreError):
                 await asyncio.shield(abandon(why))
-            raise request_error(cause) if isinstance(cause, EngineError | StoreError) else cause from error
+            if isinstance(cause, EngineError | StoreError):
+                raise request_error(cause) from error
+            raise cause from cause.__cause__
         return replies
 
     async def _sample(self, choice: int, placed: Placement, feed: Feed) -> Reply:
@@ -126,7 +128,7 @@ class Answer:
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
         # a version that is set later says nothing about earlier tokens
-        is_labelled = self._weights is not None
+        is_labelled = self._version is not None
         count, began = 0, time.perf_counter()
         async with contextlib.aclosing(self._deltas(choice, placed)) as deltas:
             async for delta in deltas:
@@ -145,8 +147,8 @@ class Answer:
                         break
                 count += len(piece.ids)
                 self.sampled += len(piece.ids)
-                if is_labelled and self._weights is not None and len(piece.ids):
-                    add_version(versions, self._weights, count)
+                if is_labelled and self._version is not None and len(piece.ids):
+                    add_version(versions, self._version, count)
                 feed(choice, changes, piece)
                 if stream.stopped_by is not None:
                     pieces += [] if delta.finish_reason else await self._last_pieces(choice, deltas, delta)
@@ -175,7 +177,7 @@ class Answer:
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)
         about: dict[str, Any] = {"request_id": f"{self.head.id}-{choice}", "session": self.session_id}
-        is_labelled = self._weights is not None and not engine.capabilities.versions
+        is_labelled = self._version is not None and not engine.capabilities.versions
         # the version is read as each piece arrives
         if request.stream or request.stop or is_labelled:
             return engine.stream(placed.ids, sampling, **about)
@@ -200,8 +202,9 @@ class Answer:
         return [Delta(delta.ids[:0], delta.logprobs[:0], FinishReason.ABORT, logprobs_kind=kind)]
 
     @property
-    def _weights(self) -> str | int | None:
-        version = None if self.live is None else self.live.settings.version
+    def _version(self) -> str | int | None:
+        live = self.gateway.sessions.live.get(self.session_id, self.live)
+        version = None if live is None else live.settings.version
         return version if self.gateway.version is None else self.gateway.version
 
     async def _store(self, placed: Placement, replies: Sequence[Reply], seconds: float) -> None:
@@ -283,7 +286,7 @@ def _first(delta: Piece, count: int) -> Piece:
     return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 
-async def unhurried(work: Coroutine[Any, Any, Result]) -> Result:
+async def finish_uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
     """Wait for work that must not be cancelled; a cancelled caller waits, too."""
     task = asyncio.create_task(work)
     try:

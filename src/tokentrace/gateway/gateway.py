@@ -28,7 +28,7 @@ from ..study.memory import Memory
 from ..tokens.tokenizer import Ids
 from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
-from .answering import Answer, finish_reply, unhurried
+from .answering import Answer, finish_reply, finish_uncancelled
 from .dialect import Dialect, Head, ItemStream, call_ids_of, response_name
 from .metrics import Metrics
 from .requests import Request, RequestError
@@ -92,10 +92,10 @@ class Gateway:
         conversation = self._conversation(request)
         async with self.sessions.locked(live.info.id, live) as now:
             recorded = now.session.turns[-1].depth if now.session.turns else 0
-            new = conversation.messages[recorded:]
-            if recorded and sum(len(str(message.get("content") or "")) for message in new) < _INLINE:
+            new = conversation.messages[recorded:] if recorded else ()
+            if new and sum(len(str(message.get("content") or "")) for message in new) < _INLINE:
                 return now.session.place(conversation)
-            return await unhurried(asyncio.to_thread(now.session.place, conversation))
+            return await finish_uncancelled(asyncio.to_thread(now.session.place, conversation))
 
     def _conversation(self, request: Request) -> Conversation:
         self._check_variables(request)

@@ -82,7 +82,7 @@ class Body:
 
 
 def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | None) -> Body:
-    """Parse a body, less the `history` of an `earlier` request with the same tools."""
+    """Parse a body, without the part of its `history` that an `earlier` request with the same tools had."""
     try:
         fields = _FIELDS.decode(raw)
         texts = _TEXTS.decode(fields.pop(history))

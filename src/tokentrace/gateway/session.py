@@ -196,16 +196,16 @@ class SessionRecord:
         key, changed = b"", dict[int, Message]()
         for at, message in doubtful.items():
             while len(path) > 1 and at >= path[-2].shared:
-                path.pop()
+                path.pop()  # path[-1] is the turn whose prompt first wrote the message
             changed[at] = message
             key = next_key(key, [path[-1].number, at, message_keys.strict_meaning(message)])
             if key not in self._prints_alike:
-                self._prints_alike[key] = self._has_prompt(conversation, path[-1], changed)
+                self._prints_alike[key] = self._gives_recorded_prompt(conversation, path[-1], changed)
             if not self._prints_alike[key]:
                 return at
         return None
 
-    def _has_prompt(
+    def _gives_recorded_prompt(
         self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]
     ) -> bool:
         past = self.conversation(turn.number)[:-1]

@@ -46,6 +46,7 @@ class SentMessages:
     """The key of each prefix, from the empty one on."""
     matcher: str = ""
     answers: set[int] = field(default_factory=set)
+    """Numbers of the turns that answered this request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -156,7 +156,7 @@ class StreamingParser:
         Raises InputError, and takes none, if one is not a token id, or after `finish`.
         """
         if self._response is not None:
-            raise InputError("the completion has ended (finish, response): make a new parser for other ids")
+            raise InputError("this parser has finished (finish, response): make a new one for other ids")
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
             # the usual case in a stream: one id

@@ -183,19 +183,20 @@ class Bridger:
         request = _Request(new, tools, key, calls, (*words, seams.LONG))
         is_named = all(call.name for call in calls)
 
-        def needs_completion() -> bool:
-            """Whether the template may compare names of called functions, or count calls."""
+        def needs_completion() -> bool | None:
+            """Whether the template may compare names of called functions, or count calls; None: unknown."""
             functions = (str(tool.get("function", tool).get("name")) for tool in check_tools(tools) or ())
             for name in () if is_named else functions:
                 if name in self.study.template.constants or any(word in name for word in words):
                     return True
             if not (proof := self._remembered(request)):
-                return not is_named
+                return None if is_named else True
             more = (request._replace(calls=[*calls, *[CalledFunction()] * count]) for count in (0, 1, 4))
             tails = {(after := self._proven(which, proof)) and after.tail for which in more}
             return bool(calls and not call_ids and len(tails) > 1)
 
-        if not self.cache.once(("completion", is_named, bool(call_ids), *key), needs_completion):
+        cached = ("completion", is_named, bool(call_ids), *key)
+        if not self.cache.once(cached, needs_completion, keep=lambda needed: needed is not None):
             return request
         parsed = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
         names = [call.name for call in parsed]
@@ -209,10 +210,10 @@ class Bridger:
 
     def _prove_any(self, request: _Request, stream: Stream, past: Messages) -> _Proof | BridgeRefusal:
         """The proof in any context or, if the messages depend on it, in the actual one."""
-        proof = self._remembered(request)
-        is_certain = not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT
-        if is_certain and not past:
-            return proof
+        if not past:
+            proof = self._remembered(request)
+            if isinstance(proof, _Proof) or proof.reason not in _OF_CONTEXT:
+                return proof
         grammar = self.compiled().grammar
         turn = read_turn(self.compiled(), stream.completion, stream.prompt)
         has_call: bool | None = None  # unknown: stand-ins with a call count, and those without
@@ -310,7 +311,7 @@ class Bridger:
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
-        """The first context and stand-in that the template accepts, rather with a call."""
+        """The first context and stand-in that the template accepts, preferably with a call."""
         refusal = BridgeRefusal(
             RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here"
         )

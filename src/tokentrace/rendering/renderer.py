@@ -112,8 +112,8 @@ class Renderer:
     ) -> RenderedTokens:
         """Check, adapt, write, encode, find the turns, report lost text."""
         study, checked = self.study(tools), self.check_messages(messages, tools=tools)
-        adapted, schemas = self._adapt(checked, study), self._prepare(tools).wrapped
-        run = functools.partial(study.run, schemas)
+        adapted, traced_tools = self._adapt(checked, study), self._prepare(tools).wrapped
+        run = functools.partial(study.run, traced_tools)
         conversation = with_mark(adapted.messages) if continued else adapted.messages
         text = write_conversation(run, conversation, prompted, self.past, originals=checked)
         rendering = left_open(text.rendering, len(checked) - 1) if continued else text.rendering
@@ -122,14 +122,14 @@ class Renderer:
         wrapped = adapted.wrapped
         _credit_content(rendering, wrapped)
         encoded = self.encode_text(rendering, text.messages, tools=tools)
-        sampling = find_sampled(study, encoded, text.messages, schemas)
+        sampling = find_sampled(study, encoded, text.messages, traced_tools)
         if continued:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
-        originals = list(adapted.messages if continued else text.messages)
+        expected = list(adapted.messages if continued else text.messages)
         for at in wrapped:
-            originals[at] = checked[at]
+            expected[at] = checked[at]
         changes, notes = [*adapted.changes, *text.changes], [*text.notes, *sampling.notes]
-        lost = functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ())
+        lost = functools.partial(find_lost, rendering, expected, study.forms, tools=traced_tools or ())
         turns, mask = sampling.turns, sampling.mask(len(encoded.ids))
         rendered = RenderedTokens(
             self.tokenizer, encoded, checked, turns, mask, prompted, continued, changes, notes, lost
@@ -147,15 +147,17 @@ class Renderer:
         )
         return rendered.token_ids
 
-    def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
+    def encode_text(
+        self, rendering: Rendering, messages: Messages, *, tools: Any = None, stand_ins: int = 0
+    ) -> Encoded:
         """Encode text, control tokens only where allowed. Raises ControlTokenError or InputError."""
         constants = self.study(tools).template.constants
         inner = functools.partial(self.inner_token_ids, tools)
         trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, constants=constants)
         try:
-            return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
+            return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner, stand_ins)
         except ForgedControl as forged:
-            raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
+            raise forged_error(forged.token, rendering.origins[forged.span], messages, tools) from None
         except UnicodeEncodeError as error:
             raise unencodable_error(rendering, tools) from error
 
@@ -234,8 +236,8 @@ class Renderer:
         calls, if their results may come in another order.
         """
         study = self.study(tools)
-        is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
-        adapted = Adapted(()) if is_empty else self.adapt_messages(new_messages, tools=tools)
+        has_new = new_messages not in ([], ())
+        adapted = self.adapt_messages(new_messages, tools=tools) if has_new else Adapted(())
         before = self.adapt_messages(messages, tools=tools).messages if messages else ()
         completion = check_sampled(
             prev_completion_ids, "prev_completion_ids", self.tokenizer.vocabulary.size
@@ -272,7 +274,7 @@ class Renderer:
         past = self.past if has_past else Past.TEMPLATE
         rendering = write_conversation(run, messages, prompted, past).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
-        return self.encode_text(rendering, messages, tools=tools), turns
+        return self.encode_text(rendering, messages, tools=tools, stand_ins=at % len(messages) + 1), turns
 
     def decode(self, token_ids: Any) -> str:
         """The text of token ids. Never encode it again."""

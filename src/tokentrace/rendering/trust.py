@@ -10,7 +10,6 @@ from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.control import Trust
-from ..tokens.encoding import ForgedControl
 from .lost import texts_in
 from .rendered import field_name
 
@@ -68,9 +67,7 @@ def _of_role(role: str, trusted: frozenset[str]) -> Trust:
     return Trust.INNER if role == "assistant" else Trust.ANY
 
 
-def forged_error(
-    forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any
-) -> ControlTokenError:
+def forged_error(token: str, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
     """The error that names message, field, position and token."""
     value: Any = {"messages": messages, "tools": tools}
     for key in () if origin is None or origin == UNKNOWN else origin:
@@ -78,7 +75,7 @@ def forged_error(
             value = value[key]
         except (KeyError, IndexError, TypeError):
             break
-    token, advice = forged.token, "remove it, or keep it as text with control_tokens='literal'"
+    advice = "remove it, or keep it as text with control_tokens='literal'"
     at = value.find(token) if isinstance(value, str) else -1
     where, position = (f" at character {at}", at) if at >= 0 else ("", None)
     problem = f"holds the control token {token!r}{where}; {advice}"
@@ -98,8 +95,8 @@ def unencodable_error(rendering: Rendering, tools: Any) -> InputError:
             inside = texts_in(Origin(("tools",)), check_tools(tools), keys=True)
             origin = next((path for path, one in inside if _SURROGATE.search(one)), origin)
         return InputError(
-            f"holds {surrogate[0]!r} at character {surrogate.start()}, half of a surrogate pair, which is not "
-            "text; decode the input with errors='replace'",
+            f"holds {surrogate[0]!r}, half of a surrogate pair, which is not text; decode the input with "
+            "errors='replace'",
             **_place(origin),
         )
     return InputError("holds text that cannot be encoded as UTF-8")

@@ -10,6 +10,7 @@ from .sample import Overlong as Overlong
 from .sample import Sample as Sample
 from .sample import Truncated as Truncated
 from .sample import truncate as truncate
+from .supervised import SampleBuilder as SampleBuilder
 from .supervised import SampleSettings as SampleSettings
 from .supervised import build_prompt_response_sample as build_prompt_response_sample
 from .supervised import build_supervised_sample as build_supervised_sample

@@ -126,11 +126,12 @@ def encode_spans(
     trust_of: TrustOf,
     policy: ControlPolicy,
     inner: Callable[[], frozenset[int]] = frozenset,
+    stand_ins: int = 0,
 ) -> Encoded:
     """The ids of a rendering, and where each token is.
 
-    `inner` returns the control tokens inside a turn. Raises ForgedControl under `REJECT`, and
-    UnicodeEncodeError for a lone surrogate.
+    `inner` returns the control tokens inside a turn. Raises ForgedControl under `REJECT`, but not
+    for the first `stand_ins` messages, and UnicodeEncodeError for a lone surrogate.
     """
     text, raw = rendering.text, rendering.text.encode("utf-8")
     is_checked = policy is not ControlPolicy.HF_COMPAT
@@ -148,8 +149,11 @@ def encode_spans(
         if forged and Trust.INNER in trust:
             spans = TrustedSpans(rendering.ends, trust, inner())
             forged = _forged(unlimited, spans)
-        if forged and policy is ControlPolicy.REJECT:
-            raise ForgedControl(*forged[0])
+        for span, token in forged if policy is ControlPolicy.REJECT else ():
+            origin = rendering.origins[span]
+            message = None if origin is None or not stand_ins else origin.message
+            if message is None or message >= stand_ins:
+                raise ForgedControl(span, token)
         parts = split(text, spans, core.patterns, core.normalize)
     nothing = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
     pieces = (_encode_part(tokenizer, part, is_checked) for part in parts)

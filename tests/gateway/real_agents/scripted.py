@@ -39,10 +39,7 @@ def hermes(turn: Turn, stop: str) -> str:
 
 
 def oddly_encoded(renderer: Renderer, text: str) -> list[int]:
-    """Ids that decode to a text, but are cut so that encoding the text gives other ids.
-
-    Control tokens stay whole.
-    """
+    """Ids that decode to a text, cut so that encoding the text gives others. Control tokens stay whole."""
     tokenizer = renderer.tokenizer
     canonical = [int(each) for each in tokenizer.encode(text)]
     is_control = tokenizer.vocabulary.is_control

@@ -8,8 +8,9 @@ import pytest
 from tests.conversations import ASK, HI, SIMPLE, assistant, call, result, system, user
 from tests.gateway.recorded import Bench
 from tests.rendering.bridge.rollouts import cut_after
-from tests.support import over_bytes
+from tests.support import make_renderer, over_bytes
 from tokentrace import Renderer
+from tokentrace.errors import ControlTokenError
 
 FLAG = (
     "{% set ns = namespace(on=false) %}{% for m in messages %}{% if CONDITION %}{% set ns.on = true %}{% endif %}"
@@ -39,6 +40,19 @@ def test_what_depends_on_earlier_text_is_bridged_as_it_renders(condition: str) -
             assert not outcome or outcome.new_ids.tolist() == cut.full.token_ids[cut.stop :], (first, second, reply)
             bridged += bool(outcome)
     assert bridged >= 16
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm-4.5"])
+def test_control_tokens_that_the_template_looks_for_are_tried_under_reject(family: str) -> None:
+    renderer = make_renderer(family, control_tokens="reject")
+    cut = cut_after(renderer, [HI, assistant("Hello."), ASK], 1, 3, None)
+    assert cut is not None
+    bridge = cut.bridge(renderer)
+    assert bridge
+    assert bridge == cut.bridge(make_renderer(family))
+    forged = user(renderer.tokenizer.decode(renderer.get_stop_token_ids()[:1]))
+    with pytest.raises(ControlTokenError, match=r"^message 0, content: "):
+        renderer.bridge(cut.prompt, cut.completion, [forged])
 
 
 NUMBERED = (
