@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("what", nargs="*", choices=[*PARTS, []], help=f"some of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--family", nargs="+", default=["qwen3"], help="families of the asset list (default: qwen3)")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats: an idea of it, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, for a rough idea only")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md and README.md")
     parser.add_argument("--repeats", type=int, help="instead of each part's own number of repeats")
     default = ",".join(map(str, LINES_PER_RESULT))

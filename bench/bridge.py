@@ -247,7 +247,7 @@ def _table(rows: list[Row], contest: Contest) -> str:
     lines = [
         ["**bridge**", *(f"**{_micro(row.times['bridge'])}**" for row in rows)],
         ["– 99 of 100 within", *(_micro(row.times["bridge"], "worst") for row in rows)],
-        ["one raw encode of what is new", *(_micro(row.times["encode"]) for row in rows)],
+        ["one raw encode of the new text", *(_micro(row.times["encode"]) for row in rows)],
         ["bridge, shapes that come up now and then", *(_micro(row.times["shapes"]) for row in rows)],
         ["– 99 of 100 within", *(_micro(row.times["shapes"], "worst") for row in rows)],
     ]
@@ -263,16 +263,19 @@ def _table(rows: list[Row], contest: Contest) -> str:
 
 def _verdicts(rows: list[Row]) -> Iterator[str]:
     first, last = rows[0], rows[-1]
-    flat = last.times["bridge"].median / first.times["bridge"].median
-    yield f"After {last.rollout.length:,} tokens over after {first.rollout.length:,}: {flat:.2f} x."
+    ratio = last.times["bridge"].median / first.times["bridge"].median
+    yield f"After {last.rollout.length:,} tokens a bridge takes {ratio:.2f}x as long as after {first.rollout.length:,}."
 
 
 def _short(family: str, rows: list[Row]) -> str:
     last = max((row for row in rows if row.rollout.length <= 128_000), key=lambda row: row.rollout.length)
+    ends = " and ".join(
+        f"{micro(row.times['bridge'].median)} after {row.rollout.length:,}" for row in (rows[0], rows[-1])
+    )
     rivals = {name: _ratio(last, name) for name in ("renderers + fastokens", "transformers + fastokens")}
     return (
         f"- **A bridge** over a tool result of 1 KB ({family}): {micro(last.times['bridge'].median)} µs after "
-        f"{last.rollout.length // 1000}k tokens, the same after 1k and 1M; one raw encode of what is new takes "
+        f"{last.rollout.length:,} tokens, {ends}; one raw encode of the new text takes "
         f"{micro(last.times['encode'].median)} µs. `renderers` with our encoder takes "
         f"{rivals['renderers + fastokens']} as long there, transformers with it, which renders everything, "
         f"{rivals['transformers + fastokens']}."

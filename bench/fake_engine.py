@@ -88,8 +88,7 @@ class FakeEngine:
     """The engine's answers, and a log of its requests.
 
     All requests get the next of `answers`, in turn. `piece` is the number of ids per event of a stream, 0 for all ids.
-    `delay` and `first_delay` are seconds before each event and before the first. With `record`, `prompts` has the JSON
-    text of every prompt.
+    `delay` and `first_delay` are seconds before each event and before the first.
     """
 
     def __init__(
@@ -101,19 +100,10 @@ class FakeEngine:
         piece: int = 1,
         delay: float = 0.0,
         first_delay: float = 0.0,
-        record: bool = False,
     ) -> None:
         if not answers or not all(answers):
             raise ValueError("give at least one answer, none of them empty")
-        self.piece, self.delay, self.first_delay, self.record = piece, delay, first_delay, record
-        self.requests = 0
-        self.tokens = 0
-        """The number of sampled ids sent."""
-        self.connections = 0
-        """The number of connections opened."""
-        self.disconnected = 0
-        """The number of requests whose client disconnected early."""
-        self.prompts: list[bytes] = []
+        self.piece, self.delay, self.first_delay = piece, delay, first_delay
         self.request_log: list[list[float]] = []
         """For each request: the number of prompt ids, the checksum of their JSON text, and the time
         (`time.perf_counter`) at which the first event was sent."""
@@ -134,10 +124,7 @@ class FakeEngine:
         prompt, count = body[begin - 1 : end + 1], body.count(b",", begin, end) + 1
         request = json.loads(b"{" + body[end + 1 :].lstrip(b", ") if body[end + 1 : end + 2] != b"}" else b"{}")
         params = request.get("sampling_params", {})
-        self.requests += 1
         self.request_log.append([count, zlib.crc32(prompt), 0.0])
-        if self.record:
-            self.prompts.append(prompt)
         max_tokens, alternatives = params.get("max_tokens", 16), params.get("logprobs") or 0
         if count == 1 and max_tokens == 1:
             ids, choices = (0,), [_probe_choice(params.get("temperature", 1.0), params.get("top_k", 0))]
@@ -146,7 +133,6 @@ class FakeEngine:
             ids = answer[:max_tokens]
             reason = "stop" if len(answer) <= max_tokens else "length"
             choices = self._choices(ids, alternatives, reason, request.get("stream") is True)
-        self.tokens += len(ids)
         usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
             count,
             count + len(ids),
@@ -177,12 +163,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._engine.connections += 1
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._task is not None:
-            self._engine.disconnected += 1
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:

@@ -123,14 +123,10 @@ def scripted_answer(renderer: tokentrace.Renderer) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def served(
-    family: str, store: Path, *, piece: int = 1, delay: float = 0.0
-) -> AsyncIterator[tuple[Server, Server]]:
+async def served(family: str, store: Path, *, delay: float = 0.0) -> AsyncIterator[tuple[Server, Server]]:
     """Run the engine and the gateway."""
     answer = scripted_answer(tokentrace.create_renderer(str(family_dir(family))))
-    engine_command = python(
-        "bench.fake_engine", "--answers", json.dumps([answer]), "--piece", str(piece), "--delay", str(delay)
-    )
+    engine_command = python("bench.fake_engine", "--answers", json.dumps([answer]), "--delay", str(delay))
     async with running(*engine_command) as engine:
         serve = ("serve", "--dev", "--engine", engine.url, "-t", str(family_dir(family)), "--port", "0", "-q")
         async with running(*python("tokentrace", *serve, "--store", str(store))) as gateway:
@@ -211,7 +207,7 @@ async def check(store: Path, seen: Mapping[tuple[int, int], int]) -> int:
     finally:
         await database.close()
     wrong = sum((Counter(seen) - expected).values())
-    assert expected == Counter(seen), f"{wrong} of {sum(seen.values())} prompts are not what is stored"
+    assert expected == Counter(seen), f"{wrong} of {sum(seen.values())} prompts differ from the store"
     return tokens
 
 

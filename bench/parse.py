@@ -158,7 +158,7 @@ def _compare(results: dict[str, tuple[float, Any]], row: Row) -> None:
             fields = native_parsed_fields(other) if name == "tml-renderers" else parsed_fields(other)
             row.differ[name] = row.differ.get(name, 0) + (fields != parsed_fields(parsed))
         elif name != "decode" and other != parsed:
-            raise SystemExit(f"{row.family}: the stream says something else than the whole; no figure counts")
+            raise SystemExit(f"{row.family}: streamed and whole parses differ, so no figure counts")
 
 
 def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: Progress) -> list[Block]:

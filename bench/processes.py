@@ -105,9 +105,9 @@ class Reply:
 class Client:
     """One keep-alive connection: it sends bytes unchanged and reads whole responses."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self._address = urlsplit(url)
-        lines = {"host": self._address.netloc, "content-type": "application/json", **(headers or {})}
+        lines = {"host": self._address.netloc, "content-type": "application/json"}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None

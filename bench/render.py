@@ -226,7 +226,7 @@ def _short(rows: Sequence[Row]) -> str:
     return (
         f"- **A full render with mask** of {sizes} tokens "
         f"({rows[0].family}): {each(lambda row: milli(row.figure(OURS) or 0.0))} ms. That is "
-        f"{each(lambda row: ratio(row, 'transformers', OURS))} as fast as transformers, most of it due to the encoder; "
-        f"{each(lambda row: times(row.ahead()))} as fast as the fastest rival, which has "
-        f"the same encoder; and {each(lambda row: ratio(row, OURS, LIMIT))} the time of one raw encode of the text."
+        f"{each(lambda row: ratio(row, 'transformers', OURS))} as fast as transformers; "
+        f"{each(lambda row: times(row.ahead()))} as fast as the fastest rival, also with our encoder; "
+        f"and {each(lambda row: ratio(row, OURS, LIMIT))} the time of one raw encode of the text."
     )

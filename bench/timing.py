@@ -38,10 +38,6 @@ class Spent:
         return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
     @property
-    def least(self) -> float:
-        return min(self.values)
-
-    @property
     def first(self) -> float:
         """The median of the calls that ran right after another library, when the CPU caches held its data."""
         return statistics.median(self.values[::IN_A_ROW])

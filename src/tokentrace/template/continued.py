@@ -32,8 +32,8 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
         return [*messages[:at], {**last, "content": content + _TAG}]
     else:
         *before, part = content if isinstance(content, Sequence) and content else [None]
-        if isinstance(part, Mapping) and "text" in part:
-            part = {**part, "text": part["text"] + _TAG}
+        if isinstance(part, str) or (isinstance(part, Mapping) and "text" in part):
+            part = part + _TAG if isinstance(part, str) else {**part, "text": part["text"] + _TAG}
             return [*messages[:at], {**last, "content": [*before, part]}]
         problem = "content; an empty string will do"
     raise InputError(f"continue_final_message needs {problem}", message=at, field=field)
