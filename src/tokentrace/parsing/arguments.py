@@ -32,8 +32,8 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 """Models also write these in Python calls."""
 _KEY = rb"([^\s:,{}\[\]]+)\s*:"
 _DEEPEST = 64
-_SPACE, _AFTER = re.compile(rb"\s*\Z"), re.compile(rb"\s*\}?\s*\]?\s*\Z")
-"""What may follow arguments that are not JSON: in a call's object, its brace, and a list's bracket."""
+_AFTER = (b"]", b"}")
+"""What may follow arguments that are not JSON, from the end: a list's bracket, the call's brace."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class ArgumentsReader:
         report.done()
 
     def _arguments(
-        self, report: ArgumentsText, ends: Delimiters, after: re.Pattern[bytes] = _SPACE
+        self, report: ArgumentsText, ends: Delimiters, after: tuple[bytes, ...] = ()
     ) -> Reading[bool]:
         """Read arguments; True if they are JSON. If not, all until the call ends is their text."""
         if (yield from self.json_value(report)):
@@ -70,7 +70,9 @@ class ArgumentsReader:
         reader, start = self.reader, self.reader.at
         match = yield from reader.find(ends)
         text = reader.data[start : reader.at]
-        report(start, start + len(text if match is None else after.sub(b"", text)))
+        for closing in () if match is None else (*after, b""):
+            text = text.rstrip().removesuffix(closing)
+        report(start, start + len(text))
         return False
 
     def json_call(self, call: OpenCall) -> Reading[bool]:
@@ -315,9 +317,8 @@ class ArgumentsReader:
             depth += 0 if quoted else {"open": 1, "close": -1}.get(match.kind, 0)
             reader.at = match.stop
         try:
-            values = _Braces(
-                bytes(reader.data[start : reader.at]), calls.quote, reader.marked.text
-            ).arguments()
+            text = bytes(reader.data[start : reader.at])
+            values = _Braces(text, calls.quote, reader.marked.text).arguments()
         except ValueError as error:
             call.fail(f"the arguments cannot be read: {error}")
             return
@@ -350,11 +351,8 @@ class ArgumentsReader:
             between, name = reader.data[at : tag.start()].strip(), reader.marked.text(tag["name"])
             if not stack and (between or tag["close"]):
                 break
-            if (
-                stack
-                and not tag["close"]
-                and (len(stack) > _DEEPEST or (between and not stack[-1].children))
-            ):
+            inside = stack and not tag["close"]
+            if inside and (len(stack) > _DEEPEST or (between and not stack[-1].children)):
                 continue  # part of the text
             if tag["close"]:
                 element = stack.pop()
