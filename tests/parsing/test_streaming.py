@@ -286,7 +286,7 @@ def test_white_space_before_empty_reasoning_is_a_part_of_its_own() -> None:
     assert [part.text for part in whole.parts] == ["\n", "Yes."]
     parser = renderer.streaming_parser()
     parser.finish()
-    with pytest.raises(TokentraceError, match="the completion has ended"):
+    with pytest.raises(TokentraceError, match="this parser has finished"):
         parser.feed([1])
 
 
