@@ -137,10 +137,7 @@ def _in_parameters(parameters: str) -> str | None:
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test; a group runs in one process. Tests are grouped by vocabulary, else by file.
-
-    A module-scoped fixture is then set up once in a run.
-    """
+    """The group of a test, by vocabulary, else by file: one process runs it, so module fixtures are made once."""
     shared = _shared(nodeid)
     if shared is not None:
         return shared
@@ -149,10 +146,7 @@ def group_of(nodeid: str) -> str:
 
 
 def place_of(nodeid: str) -> tuple[int, int, int]:
-    """The sort key of a test: files that stay together, the slowest, then by vocabulary and family, then all others.
-
-    Large groups come first, so that no process finishes long after the others.
-    """
+    """The sort key of a test: files that stay together and slow ones first, so no process ends long after others."""
     shared = _shared(nodeid)
     if shared is not None:
         return 0, TOGETHER.index(shared), 0

@@ -174,10 +174,7 @@ FULL = os.environ.get("TOKENTRACE_FULL") == "1"
 
 
 def rotating(items: Iterable[Item], key: str, every: int) -> list[Item]:
-    """One in `every` items, starting at an offset that depends on the key; all items in a full run.
-
-    Tests use the family as the key, so that each item is tested with some family.
-    """
+    """One in `every` items, from an offset by the key (the family, so each item meets some); all in a full run."""
     pool = list(items)
     return pool if FULL else pool[crc32(key.encode()) % every :: every]
 

@@ -61,10 +61,7 @@ def chat_template(family: Family) -> bytes | None:
 
 
 def tokenizer_config(family: Family) -> dict[str, object]:
-    """The family's configuration, changed to load tokenizer.json as it is.
-
-    A model-specific class would replace its pre-tokenizer, and `auto_map` would need remote code.
-    """
+    """The family's configuration, changed to load tokenizer.json as it is, without code of the model."""
     source = family.tokenizer_config
     config = dict(source) if isinstance(source, Mapping) else dict(json.loads(_read(source)))
     for key in ("auto_map", "chat_template", "processor_class", "backend", "is_local"):

@@ -1,7 +1,4 @@
-"""The asset list: the package members with the vocabulary, template and configuration of every model family.
-
-A row is data. To add a family, add a row here and its two sha256 to `lock.toml`.
-"""
+"""The asset list: the package members of every family. To add one, add a row and its two sha256 in `lock.toml`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,8 +1,4 @@
-"""The cache of downloaded packages: where it is, and members read out of it.
-
-Safe under concurrent runs: a file appears under its final name only when it is whole and verified, and one
-process downloads while the others wait.
-"""
+"""The cache of downloaded packages, safe under concurrent runs: files appear whole and verified, downloaded once."""
 
 import os
 import tarfile

@@ -1,7 +1,4 @@
-"""Conversations in other shapes are converted to OpenAI's: the rules of conversion, and the errors.
-
-The Anthropic messages are validated with the types of its own client.
-"""
+"""Conversations in other shapes become OpenAI's; Anthropic's are validated with its client's types."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping

@@ -75,10 +75,7 @@ def texts(report: HistoryReport, step: Step, *pair: str) -> list[tuple[str, ...]
 
 
 def oracle(family: str, messages: Sequence[Any], tools: Any, stop: str) -> list[tuple[list[int], list[int]]]:
-    """(production, rollout) for each assistant turn, from transformers alone.
-
-    For templates in which every run of results, and every other message, ends with `stop` and nothing else does.
-    """
+    """(production, rollout) for each turn, from transformers alone, if runs of results and messages end with `stop`."""
     stop_id = hf_tokenizer(family).convert_tokens_to_ids(stop)
     result, previous = [], None
     stream: list[int] = []
@@ -206,10 +203,7 @@ def test_a_flag_that_keeps_reasoning_makes_the_row_the_rollout(flag: str) -> Non
 
 
 def test_tokens_where_turns_begin_and_end() -> None:
-    """Qwen3.5's prompt ends in ``<think>\\n``, a turn without reasoning has ``\\n</think>``; a row has one token.
-
-    GLM samples the head of the next turn; gpt-oss ends past turns with another token.
-    """
+    """Qwen3.5's rows join newlines into one token; GLM samples the next head; gpt-oss ends past turns otherwise."""
     changed = [one for one in compare("qwen3.5", "multi_turn").findings if one.verb == "changes"]
     assert [(one.texts, one.messages, one.in_turn) for one in changed] == [(("\n\n", "\n"), (3,), True)]
     report = compare("glm-4.5", "multi_turn")

@@ -47,10 +47,7 @@ class Reply:
 
 
 class Model:
-    """A model with the same logits after any prompt, behind a server that reports logprobs in the given mode.
-
-    `sample` draws at random, as real servers do, and returns what they report.
-    """
+    """A server of a model with the same logits after any prompt; reports logprobs in the given mode."""
 
     def __init__(self, mode: str, logits: Sequence[float], seed: int = 0) -> None:
         self._mode = mode

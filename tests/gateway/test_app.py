@@ -291,7 +291,31 @@ def test_odd_paths_and_headers_are_answered_with_an_error_that_has_an_id(served:
     assert (status, bool(answer["request_id"])) == (400, True)
     for session in ("a%00b", "%2e%2e", "x" * 129, "%F0%9F%8C%9E"):
         assert served.chat(session, {"messages": [ASK]})[0] in (400, 404), session
-    for headers in ({"x-session-id": "a b"}, {"x-session-id": "é"}, {"authorization": "Bearer \xff"}):
+    odd: list[dict[str, str]] = [{"x-session-id": "a b"}, {"x-session-id": "é"}]
+    for headers in (*odd, {"authorization": "Bearer \xff"}, {"authorization": "Basic \xe9"}):
         assert served.call("POST", "/v1/chat/completions", {"messages": [ASK]}, headers)[0] in (200, 400), headers
     assert served.call("GET", "/healthz", None, {"x-long": "y" * 100_000})[0] in (200, 400, 431)
     assert served.call("GET", "/healthz")[0] == 200
+
+
+def test_calls_without_an_id_or_with_other_fields_are_read(served: Served) -> None:
+    use = {"role": "assistant", "content": [{"type": "tool_use", "name": "compute", "input": {}}]}
+    history = [ASK, use, {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "OK."}, ASK]
+    for count in (3, 5):
+        body = {"model": "m", "max_tokens": 2, "messages": history[:count]}
+        assert served.call("POST", "/sessions/no-id/v1/messages", body)[0] == 200, count
+    call = {"name": "compute", "arguments": {}, "custom": "x"}
+    messages = [ASK, {"role": "assistant", "content": "", "tool_calls": [call]}, ASK]
+    assert served.chat("custom", {"messages": messages, "max_tokens": 2})[0] == 200
+
+
+def test_other_messages_with_the_same_ids_are_recorded() -> None:
+    """The template writes no empty message, so both prompts are the same."""
+    template = (
+        "{% for m in messages %}{% if m.content %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+    )
+    with gateway_server(renderer=create_renderer(POCKET, "default", chat_template=template)) as served:
+        for messages in ([{"role": "system", "content": ""}, ASK], [ASK]):
+            assert served.chat("same", {"messages": messages, "max_tokens": 2})[0] == 200
+        assert len(served.rows("same")) == 2

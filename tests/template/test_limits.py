@@ -1,7 +1,4 @@
-"""A template that would never end, or fill the memory, is stopped with an error.
-
-Each runs in a process with little memory, so that a limit that does not work fails one test and not the machine.
-"""
+"""A template that would never end, or fill the memory, is stopped with an error, in a process with little memory."""
 
 import contextlib
 import functools

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +88,7 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, **o
     settings = ServeSettings(
         **{name: options[name] for name in _SETTINGS},
         model=options["model"] or "",
-        version=int(version) if version and version.isdecimal() else version,
+        version=int(version) if re.fullmatch("0|[1-9][0-9]{0,17}", version or "") else version,
         patience=options["grace"],
         limits=Limits(
             body_bytes=options["max_body_mb"] * 2**20,

@@ -138,7 +138,8 @@ def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def _call(call: Message) -> Any:
     """A call by name and value; invalid JSON counts as text."""
-    function = call.get("function") or call.get("custom") or call
+    custom = call.get("custom")
+    function = call.get("function") or (custom if isinstance(custom, Mapping) else call)
     arguments = function.get("arguments")
     arguments = function.get("input") if arguments is None else arguments
     name, is_text = str(function.get("name")), isinstance(arguments, str)

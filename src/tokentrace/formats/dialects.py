@@ -165,8 +165,10 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     if isinstance(parser, Channels):
         head = grammar.head or grammar.prompt
         return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
-    if not isinstance(parser, CallGrammar):
-        raise RendererError(f"tool_parser must be a name, a Dialect or a CallGrammar, not {brief(parser)}")
+    if not isinstance(parser, CallGrammar) or not isinstance(parser.style, Style):
+        raise RendererError(
+            f"tool_parser must be a name, a Dialect or a CallGrammar with a Style, not {brief(parser)}"
+        )
     if lacking := _lacking(parser):
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
     current = grammar.calls
@@ -206,7 +208,7 @@ def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         return grammar.replace(reasoning=None)
     if not isinstance(frame, Frame):
         raise RendererError(f"reasoning_parser must be a name or a Frame, not {brief(parser)}")
-    if not (frame.open and frame.close):
+    if {type(frame.open), type(frame.close)} != {str} or not (frame.open and frame.close):
         raise RendererError(f"a reasoning_parser needs open and close; {frame!r} lacks one of them")
     current = grammar.reasoning
     if current is not None and (current.open, current.close) == (frame.open, frame.close):

@@ -1,7 +1,6 @@
 """Who sent a request, for which session, and what a key allows."""
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import os
@@ -46,11 +45,12 @@ def new_key() -> str:
 
 def add_key(path: Path, role: Role, name: str = "") -> str:
     """Add a key to a file. Returns the key; only its hash is stored."""
-    if "\n" in name or "\r" in name:
-        raise InputError("a key's name must be a single line")
+    if not name.isprintable():
+        raise InputError("a key's name must be a single line of printable text")
     key = new_key()
+    starts_line = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
     with open(path, "a", encoding="utf-8", opener=owned) as file:
-        file.write(f"{role} {hash_key(key)} {name}".rstrip() + "\n")
+        file.write("\n" * (not starts_line) + f"{role} {hash_key(key)} {name}".rstrip() + "\n")
         file.flush()
         os.fsync(file.fileno())
     return key
@@ -155,7 +155,7 @@ def _key(headers: Mapping[str, str]) -> str:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return ""
     return headers.get("x-api-key", "").strip()
 

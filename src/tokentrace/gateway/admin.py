@@ -193,7 +193,8 @@ async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
         if query.state or query.search:
             raise RequestError("the path names one session; leave out state and search", field="state")
         sessions, name = [info], info.id
-    rows = export_rows(gateway.store, sessions, query.format, keep_state=query.keep_state)
+    keeps = query.keep_state or http.method == "HEAD"
+    rows = export_rows(gateway.store, sessions, query.format, keep_state=keeps)
     first = await anext(rows, b"")  # an error before it still sets the status
 
     async def body() -> AsyncIterator[bytes]:

@@ -103,9 +103,8 @@ class Admission:
         while True:
             live = self.sessions.live.get(id) or await self.sessions.get(id)
             self.check_open(live, turns)
-            tokens = max_tokens
-            limit = live.settings.max_sampled_tokens
-            most = live.settings.max_turns
+            tokens, settings = max_tokens, live.settings
+            limit, most = settings.max_sampled_tokens, settings.max_turns
             if limit is not None:
                 tokens = min(tokens, (limit - live.info.sampled - self._tokens[id]) // turns)
             if tokens > 0 and (most is None or live.info.turns + self._turns[id] + turns <= most):

@@ -85,6 +85,8 @@ class Answer:
             notes.append(asyncio.ensure_future(store.begin(self.session_id, self.head.id, about)))
 
         async def abandon(why: str) -> None:
+            if len(self.turns) == self.request.n:  # it went away while the turns were stored
+                return
             with contextlib.suppress(StoreError):
                 await store.begin(self.session_id, self.head.id, about)
             await store.abandon(self.session_id, self.head.id, why)
@@ -114,9 +116,7 @@ class Answer:
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]
             with contextlib.suppress(StoreError):
                 await asyncio.shield(abandon(why))
-            if isinstance(cause, EngineError | StoreError):
-                raise request_error(cause) from error
-            raise cause from cause.__cause__
+            raise request_error(cause) if isinstance(cause, EngineError | StoreError) else cause from error
         return replies
 
     async def _sample(self, choice: int, placed: Placement, feed: Feed) -> Reply:

@@ -116,7 +116,8 @@ class ItemStream:
             end, _, self.stopped_by = min(matches)
             self._withheld = ""
         else:
-            starts = (stop[:size] for stop in self._stop for size in range(1, len(stop)))
+            most = len(text) + 1
+            starts = (stop[:size] for stop in self._stop for size in range(1, min(len(stop), most)))
             end = len(text) - max((len(start) for start in starts if text.endswith(start)), default=0)
             self._withheld = text[end:]
         self._grow(PartKind.CONTENT, text[:end])

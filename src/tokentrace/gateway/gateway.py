@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -156,14 +157,14 @@ class Gateway:
         if not request.variables:
             return
         template = self.renderer.study(request.tools or None).template
-        tokenizer = self.renderer.tokenizer
-        unsupported = "unsupported_parameter"
+        tokenizer, unsupported = self.renderer.tokenizer, "unsupported_parameter"
         control = tokenizer.vocabulary.control_pattern
         for name, value in request.variables.items():
             field = f"chat_template_kwargs.{name[:80]}"
             if name in OF_RENDER or name in tokenizer.variables:
                 raise RequestError("cannot be set by a request", field=field, code=unsupported)
-            if control is not None and control.search(json.dumps(value, ensure_ascii=False)):
+            texts = re.findall(r'"(?:[^"\\]|\\.)*"', json.dumps(value))
+            if control is not None and any(control.search(json.loads(text)) for text in texts):
                 raise RequestError("must not spell a control token", field=field, code="invalid_value")
             if problem := unread_variable(name, [template]):
                 raise RequestError(problem, field=field, code=unsupported)
@@ -303,5 +304,4 @@ def _overflow(dialect: type[Dialect], length: int, most: int, context: str) -> R
 
 
 def _unknown_item(item: str) -> RequestError:
-    problem = f"item_reference: there is no stored item {brief(item)} in this session"
-    return RequestError(problem, field="input")
+    return RequestError(f"item_reference: this session has no item {brief(item)}", field="input")

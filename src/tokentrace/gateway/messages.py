@@ -134,7 +134,7 @@ def _messages(
     """The conversation, and how many messages come before each item."""
     messages, starts = list(past.messages), list(past.starts)
     calls = (call for one in messages for call in one.get("tool_calls") or ())
-    names = {call["id"]: call["function"]["name"] for call in calls}
+    names = {call["id"]: call["function"]["name"] for call in calls if "id" in call}
     for at, item in enumerate(items, past.items):
         starts.append(len(messages))
         with naming_fields(first=at):

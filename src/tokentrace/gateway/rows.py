@@ -80,7 +80,6 @@ class SessionRows:
         writes = [turn.write for turn in along if turn.branch == sample.branch]
         turns = [self.session.turns[self._numbers[write]] for write in writes]
         cause, last = turns[0].cause, turns[-1]
-        # what engines reported besides logprobs
         channels: dict[str, list[tuple[int, Any]]] = {}
         for turn in along:
             packed = self._channels.get(self._numbers[turn.write], b"")

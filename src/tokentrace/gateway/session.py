@@ -316,7 +316,8 @@ class SessionRecord:
         return path
 
     def sampled_turn(self, turn: RecordedTurn) -> Turn:
-        return next(each for each in self.trajectory.turns(turn.branch) if each.start == turn.start)
+        place = (turn.start, turn.stop)
+        return next(each for each in self.trajectory.turns(turn.branch) if (each.start, each.stop) == place)
 
     def prompt_ids(self, turn: RecordedTurn) -> Ids:
         return self._stream(turn)[: turn.start]
@@ -484,8 +485,9 @@ def _append_prompt(
         kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
         kinds[base.stop :] = placed.kinds
     if extends < 0:
-        total = None if placed.conversation.prompt_ids is not None else count
-        return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=total, cause=cause)
+        shared = trajectory.messages_at(*trajectory.shared_prefix(placed.ids)[:2])
+        count = shared if placed.conversation.prompt_ids is not None else max(count, shared)
+        return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=count, cause=cause)
     if len(placed.ids) > trajectory.length(extends):
         count = max(count, trajectory.message_count(extends))
         trajectory.extend_to(placed.ids, kinds, message_spans=spans, messages=count, branch=extends)

@@ -131,6 +131,8 @@ class ArgumentsReader:
         if calls.grammar.named_key and len(here) == 1 and not seen:
             call.set_name(here[0])
             field = "arguments"
+        elif calls.grammar.named_key and len(here) == 1:
+            call.fail("the object has more than one key")
         elif field in seen:
             if here in calls.paths:
                 call.fail(f"{here[-1]!r} is given twice")
@@ -232,8 +234,8 @@ class ArgumentsReader:
                 yield from reader.skip(way.lead)
                 return way
         call.fail(f"the argument {key!r} does not open as expected")
-        remaining = b"".join(reader.data[reader.at :].split())
-        if reader.ended and any(b"".join(way.pieces).startswith(remaining) for way in ways):
+        remaining = b"".join(reader.data[reader.at :].split()) if reader.ended else None
+        if remaining is not None and any(b"".join(way.pieces).startswith(remaining) for way in ways):
             reader.at = len(reader.data)
             return None
         reader.at += len(ways[0].pieces[0])
@@ -293,11 +295,10 @@ class ArgumentsReader:
             call.break_off("the call is not a Python call")
             return
         try:
-            text = reader.text(start, reader.at)
-            words = _keywords(text)
+            text, words = _keywords(reader.text(start, reader.at))
             values = {key: self._by_schema(call, key, _literal(node)) for key, node in words}
             call.raw_values = {key: ast.get_source_segment(text, node) or "" for key, node in words}
-            json.dumps(values)
+            values = json.loads(json.dumps(values, allow_nan=False))
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             call.fail(f"the call is not a Python call: {error}")
             return
@@ -391,7 +392,8 @@ class ArgumentsReader:
         values: dict[str, list[Any]] = {}
         for name, value in element.children:
             values.setdefault(name, []).append(value)
-        if values.keys() == {self.calls.grammar.item}:
+        types = (element.schema and element.schema.types) or ()
+        if values.keys() == {self.calls.grammar.item} and (not types or "array" in types):
             return values[self.calls.grammar.item]
         if twice := [name for name, some in values.items() if len(some) > 1]:
             problem = f"{twice[0]!r} is given more than once in {element.name!r}"
@@ -400,7 +402,6 @@ class ArgumentsReader:
             return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
         value, certain = read_value(text, element.schema)
         if not certain and not text:  # empty, where text is not allowed
-            types = (element.schema and element.schema.types) or ()
             value = [] if "array" in types else {} if "object" in types else ""
         if not certain and value == text:
             call.fail(f"{element.name!r} is not of its declared type", CallStatus.INVALID_JSON)
@@ -419,14 +420,15 @@ def _typed(text: str, schema: Schema | None, strings: Value, is_string: bool | N
     return read_value(text, schema)
 
 
-def _keywords(text: str) -> list[tuple[str, ast.expr]]:
+def _keywords(text: str) -> tuple[str, list[tuple[str, ast.expr]]]:
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError:  # line breaks in strings
-        tree = ast.parse(text.replace("\n", "\\n"), mode="eval").body
+        text = text.replace("\n", "\\n")
+        tree = ast.parse(text, mode="eval").body
     if not isinstance(tree, ast.Call) or tree.args or any(word.arg is None for word in tree.keywords):
         raise ValueError("it has arguments without a name")
-    return [(str(word.arg), word.value) for word in tree.keywords]
+    return text, [(str(word.arg), word.value) for word in tree.keywords]
 
 
 def _literal(node: ast.expr) -> Any:

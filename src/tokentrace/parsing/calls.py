@@ -8,6 +8,7 @@ their opening, after text, or in any dialect if the template shows no calls.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -321,12 +322,11 @@ def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) 
 
 def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:
     """The parts of a lenient reading, in which attempts count as calls."""
-    placed, index = list[Placed](), 0
+    placed, index, starts = list[Placed](), 0, [some.start for some in attempts]
     for one in output.placed:
         kind, start = one.part.kind, one.start
-        inside = (
-            [some for some in attempts if start <= some.start < one.stop] if one.call is None else [one]
-        )
+        first, last = bisect_left(starts, start), bisect_left(starts, one.stop)
+        inside = attempts[first:last] if one.call is None else [one]
         for part, begin, end, call in (*inside, Placed(one.part, one.stop, one.stop)):
             if start < begin:
                 text = ParsedPart(kind, output.reader.text(start, begin), output.span(start, begin))

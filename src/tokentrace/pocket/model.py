@@ -327,7 +327,7 @@ def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
         raise InputError(f"{source} has no safetensors")
     weights: dict[str, Floats] = {}
     for file in files:
-        weights |= read_safetensors(file)
+        weights |= {name: _array(name, value) for name, value in read_safetensors(file).items()}
     return weights
 
 

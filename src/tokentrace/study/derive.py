@@ -214,7 +214,7 @@ class _Deriver:
     def _channel_calls(self, channels: Channels) -> Channels:
         turn = self.reader.called()
         name, arguments = turn.first("name", 0), turn.arguments(0)
-        if name is None or not arguments:
+        if name is None or not arguments or not turn.text[: name.start].strip():
             self.reader.note(NO_CALLS)
             return channels
         recipient, _, namespace = turn.text[: name.start].rsplit(maxsplit=1)[-1].rpartition("=")
@@ -223,7 +223,9 @@ class _Deriver:
         words = header[begin : header.rfind(channels.message)].split()
         after = turn.full[arguments[-1].stop :]
         ending = (
-            self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
+            self.reader.tag.match(after)
+            if channels.channel
+            else [None, *self.reader.tag.finditer(after)][-1]
         )
         call_end = ending[0] if ending else channels.call_end
         changes = {"recipient": f"{recipient}=", "namespace": namespace, "call_end": call_end}

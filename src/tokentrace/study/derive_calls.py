@@ -111,8 +111,8 @@ class CallDeriver:
             return self._not_understood("the template refuses several arguments")
         holes = several.arguments(0)
         keys, values = ([hole for hole in holes if hole.is_key is is_key] for is_key in (True, False))
-        if len(values) != 2 or len(keys) not in (2, 4):
-            return self._not_understood("keys and values cannot be distinguished")
+        if len(values) != 2 or len(keys) not in (2, 4) or not self._fields(several):
+            return self._not_understood("keys and values, or the name before them, cannot be distinguished")
         opened = several.between(keys[0], values[0])
         begin = several.between(self._fields(several)[-1], keys[0])
         alike = len(opened.strip()) > 1 and _value_opening(number) == opened

@@ -229,7 +229,7 @@ class Record:
             index = _parent(self._by_branch[index])
         return index if position else -1
 
-    def _messages_at(self, index: int, position: int) -> int:
+    def messages_at(self, index: int, position: int) -> int:
         """How many messages are in the writes that end at `position` of a stream or before."""
         owner = self._owner(index, position)
         if owner < 0:

@@ -226,7 +226,7 @@ class Trajectory(ShowsItself, Record):
         if extends >= 0:
             advice = f"record it with extend_to(prompt_ids, branch={extends})"
             raise TrajectoryError(f"the prompt begins with all {shared} ids of branch {extends}: {advice}")
-        total = self._messages_at(source, shared) if messages is None else as_count(messages, "messages")
+        total = self.messages_at(source, shared) if messages is None else as_count(messages, "messages")
         owners = as_owners(message_spans, len(ids), total)
         parent = self._owner(source, shared)
         self.record_context(
@@ -264,7 +264,7 @@ class Trajectory(ShowsItself, Record):
             place = f"at {start} of branch {parent} with {len(ids)} ids"
             raise TrajectoryError(f"branch {branch} cannot open {place}: {law}")
         instance("cause", cause, str, TrajectoryError)
-        before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
+        before = self._last(branch).messages if parent is None else self.messages_at(parent, start)
         if as_count(messages, "messages") < before:
             what = "the shared prefix" if opening else f"branch {branch}"
             raise TrajectoryError(f"messages is {messages}, but {what} holds {before}: count all of them")

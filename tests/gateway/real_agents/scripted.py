@@ -56,10 +56,7 @@ def oddly_encoded(renderer: Renderer, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Story:
-    """The model's turns for one agent. Prompts without the text `about` are answered with a word.
-
-    A repeated prompt gets the same turn again: the agent's client lost the answer and retries.
-    """
+    """The model's turns for one agent, whose prompts contain `about`. A repeated prompt gets the same turn."""
 
     turns: Sequence[Turn]
     about: str = ""

@@ -50,10 +50,7 @@ def rendered(renderer: Renderer, messages: Sequence[Message], tools: Any, prompt
 
 
 def completion_of(partial: RenderedTokens, full: RenderedTokens, message: int) -> list[int] | None:
-    """The completion of a message: its turn as rendered when it is the last one.
-
-    If the template leaves the last turn open, the stop token is taken from `full`, where more follows.
-    """
+    """The turn of a message as rendered last; a template may leave it open, so its stop token is from `full`."""
     turn = next((turn for turn in partial.turns if turn.message == message), None)
     if turn is None:
         return None
@@ -65,10 +62,7 @@ def completion_of(partial: RenderedTokens, full: RenderedTokens, message: int) -
 def cut_after(
     renderer: Renderer, messages: Sequence[Message], at: int, end: int, tools: Any, prompt: list[int] | None = None
 ) -> Cut | None:
-    """The conversation up to message `end`, cut after message `at`; None if the template refuses a part of it.
-
-    `prompt` is the engine's prompt if it is not the render of the messages before.
-    """
+    """The conversation up to message `end`, cut after message `at`; None if the template refuses a part."""
     if prompt is None:
         before = rendered(renderer, messages[:at], tools, True)
         prompt = None if before is None else before.token_ids

@@ -52,10 +52,10 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
     start = min(query.start, stop)
     messages = table.messages[start:stop]
     turns = np.full(stop - start, -1, np.int64)
-    numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
+    numbers = {(turn.branch, turn.start, turn.stop): turn.number for turn in session.turns}
     for turn in trajectory.turns(branch):  # inherited ones included
         begin, end = max(0, turn.start - start), max(0, turn.stop - start)
-        turns[begin:end] = numbers.get((turn.branch, turn.start), -1)
+        turns[begin:end] = numbers.get((turn.branch, turn.start, turn.stop), -1)
     logprobs = [None] * len(turns)
     if trajectory.has_logprobs:
         logprobs = trajectory.logprobs(branch)[start:stop].tolist()
