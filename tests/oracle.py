@@ -39,10 +39,7 @@ class GenerationMask:
 
 @per_family
 def hf_tokenizer(family: str) -> Any:
-    """The family's tokenizer from transformers: one shared instance, which tests must not change.
-
-    Families whose files differ only in the template are loaded once; each gets a copy with its template.
-    """
+    """The family's tokenizer from transformers, shared by families that differ only in the template; read-only."""
     folder, template = family_dir(family), family_dir(family) / TEMPLATE
     files = [file for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
     digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()

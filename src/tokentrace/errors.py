@@ -74,7 +74,7 @@ class RendererError(TokentraceError):
 
 
 class TrajectoryError(TokentraceError):
-    """A write would leave a trajectory inconsistent (it is unchanged), or a file is not a trajectory."""
+    """A write would make a trajectory inconsistent (it is unchanged), or a file is none."""
 
 
 class SampleError(TokentraceError):

@@ -32,7 +32,7 @@ def unwritable(path: Path) -> str:
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name when the block succeeds. Only its owner may read a `private` file."""
+    """Open a file that is named when the block succeeds; a `private` one for its owner only."""
     draft = draft_path(path)
     file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
     try:
@@ -73,7 +73,7 @@ def owned(path: str, flags: int) -> int:
 
 
 def lock(file: IO[Any], problem: str) -> None:
-    """Lock an open file until it is closed. Raises InputError(problem) if another process has locked it.
+    """Lock an open file until it is closed. Raises InputError(problem) if another process has.
 
     Does nothing on systems and file systems without such locks.
     """

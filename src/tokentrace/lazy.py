@@ -1,4 +1,4 @@
-"""Public names, loaded on first use. Each package declares them once, in the stub next to its ``__init__.py``."""
+"""Public names, loaded on first use, as declared in the stub of each package."""
 
 import ast
 import importlib

@@ -108,7 +108,7 @@ def instance(name: str, value: Any, kind: type[Object], error: ErrorType = Rende
 
 
 def explain_invalid(error: Exception, schema: Any) -> tuple[list[str | int], str]:
-    """The path of a value that msgspec rejects, and what is wrong with it, with the choices, if known."""
+    """The path of a value that msgspec rejects, and what is wrong with it."""
     from msgspec.inspect import EnumType, type_info
 
     message, _, where = str(error).partition(" - at `$")

@@ -114,10 +114,7 @@ def _dump(added: Sequence[AddedToken], model: Mapping[str, object], **stages: ob
 def byte_level_bpe(
     ranks: Ranks, pattern: str, added: Sequence[AddedToken], *, first_id: int = 0, bos: tuple[int, str] | None = None
 ) -> bytes:
-    """Byte-level BPE as tiktoken does it: split by `pattern`, whole pieces first, then merges by rank.
-
-    Ordinary tokens get the ids from `first_id` on; added tokens below it are part of the vocabulary too.
-    """
+    """Byte-level BPE as in tiktoken: split by `pattern`, whole pieces, merges by rank; ids from `first_id` on."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     low = {str(token["content"]): int(str(token["id"])) for token in added if int(str(token["id"])) < first_id}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.assets import family_dir
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
-from tests.support import PYTHON_FORMATS, SPECIAL, rotating, tokenizer_json_for
+from tests.support import PYTHON_FORMATS, SPECIAL, make_renderer, rotating, tokenizer_json_for
 from tokentrace import InputError, Renderer, TokentraceError, create_renderer
 from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt
 from tokentrace.tokens import Tokenizer
@@ -198,3 +198,10 @@ def test_a_role_that_the_template_prints_is_accepted(any_family: str) -> None:
         return
     assert rendered.decode(rendered.select(message=1, field="role")) == "critic-2"
     assert "Too long." in rendered.decode(rendered.select(message=1, field="content"))
+
+
+def test_a_result_of_records_keeps_all_fields() -> None:
+    renderer = make_renderer("qwen3")
+    records = [{"title": "First", "text": "one"}, {"type": "restaurant", "name": "Luigi"}]
+    text = renderer.render([user("Hi."), {"role": "tool", "content": records}]).text
+    assert json.dumps(records) in text

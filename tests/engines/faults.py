@@ -23,10 +23,7 @@ UNAVAILABLE, GARBAGE = Fault(EngineUnavailable), Fault(EngineAnswerError)
 
 
 class Gate:
-    """A gate for the pieces of scripted completions: ``ScriptedEngine(script, piece=1, latency=gate)``.
-
-    It starts closed. Tests wait for requests at the gate with `waiting`, and let pieces through with `open`.
-    """
+    """A gate for pieces of scripted completions, closed at first: ``ScriptedEngine(script, piece=1, latency=gate)``."""
 
     def __init__(self) -> None:
         self._allowed: float = 0

@@ -147,10 +147,7 @@ TYPED: Final = st.fixed_dictionaries(
 
 
 def renderer_for(dialect: Dialect) -> Renderer:
-    """A renderer with a vocabulary that has the dialect's control tokens, for a template that shows no calls.
-
-    Channels are read with their own template: what ends a call there has to be a stop token.
-    """
+    """A renderer with the dialect's control tokens, for a template that shows no calls (channels: with its own)."""
     if dialect.channels is not None:
         return small_renderer("gpt-oss")
     controls = sorted(set(CONTROL.findall(str(dialect.calls))))

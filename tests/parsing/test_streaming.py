@@ -1,7 +1,4 @@
-"""However a completion is split into pieces, its events add up to the response of parsing it whole.
-
-For every family, on completions that it writes and on copies with tokens lost, doubled, swapped or put in.
-"""
+"""However a completion is split, its events add up to the whole response; also with tokens lost or doubled."""
 
 import itertools
 import json

@@ -186,6 +186,13 @@ def test_prompt_and_response_are_encoded_apart_as_transformers_would() -> None:
     assert set(sample.messages[len(prompt_ids) :].tolist()) == {1}
 
 
+def test_a_response_ends_no_turn() -> None:
+    renderer = make_renderer("qwen3")
+    sample = build_prompt_response_sample(renderer, SEED, "<think>a</think>4<|im_end|><|im_start|>user")
+    control = [renderer.decode([index]) for index in sample.ids[sample.mask] if index >= 151_643]
+    assert control == ["<think>", "</think>", "<|im_end|>"]
+
+
 def test_eos_that_ends_no_turn_of_the_template_gets_a_note() -> None:
     renderer = make_renderer("qwen2.5")
     sample = build_prompt_response_sample(renderer, SEED, REPLY, eos="<|endoftext|>")

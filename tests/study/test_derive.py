@@ -1,7 +1,4 @@
-"""The grammar derived from a template is the expected one, and reads back what the template writes.
-
-Each thing that derivation must find out is tested on a small made-up template; then come all templates of TRL.
-"""
+"""The derived grammar is the expected one, and reads back what the template writes: small templates, then TRL's."""
 
 import re
 from collections.abc import Iterator

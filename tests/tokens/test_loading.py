@@ -51,11 +51,13 @@ def test_files_beside_the_tokenizer(folder: Path) -> None:
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools", encoding="utf-8")
     (folder / "generation_config.json").write_text('{"eos_token_id": [257, 256, 257]}', encoding="utf-8")
+    config = CONFIG | {"chat_template": [{"name": "old", "template": "old"}], "extra_special_tokens": {"boi": "<|b|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "special_tokens_map.json").write_text('{"unk_token": "<unk>", "eos_token": "old"}', encoding="utf-8")
     loaded = load_tokenizer(folder)
     assert loaded.templates == {"default": "from the file", "tool_use": "tools"}
     assert loaded.eos_ids == (257, 256)
-    assert loaded.variables["unk_token"] == "<unk>"
+    assert (loaded.variables["unk_token"], loaded.variables["boi"]) == ("<unk>", "<|b|>")
     assert loaded.variables["eos_token"] == "<|im_end|>"
 
 

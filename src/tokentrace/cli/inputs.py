@@ -1,4 +1,4 @@
-"""What commands read: conversations, tools, templates, variables. Errors name the file and the place."""
+"""What commands read. Errors name the file and the place."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ MEDIA_PARTS = (
     *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
 )
 """Types of media parts. A part without a type has its type as a key."""
+_PART_TYPES = {*TEXT_PARTS, *MEDIA_PARTS}
 
 SEPARATOR = "\n"  # of text parts, as in vLLM and TensorRT-LLM (SGLang: a space)
 _WRAPPED = "wrapped as a text part"
@@ -120,7 +121,7 @@ def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change
 
 
 def _is_read(message: Fields, texts: Collection[str], forms: Any) -> bool:
-    """True if the template reads a message as it is. It reads `texts`: roles whose content may be text."""
+    """True if the template reads a message as it is. `texts`: roles whose content may be text."""
     if message["role"] not in texts or type(message.get("content")) is not str:
         return False
     is_reply = message["role"] == "assistant"
@@ -146,7 +147,11 @@ def _note(changes: list[Change], place: Place, before: Any, conversion: Conversi
 
 def _text(value: Any) -> str:
     return (
-        "" if value is _ABSENT else value if isinstance(value, str) and value else _json(value, default=str)
+        ""
+        if value is _ABSENT
+        else value
+        if isinstance(value, str) and value
+        else _json(value, default=str, skipkeys=True)
     )
 
 
@@ -205,8 +210,8 @@ def _arguments(arguments: Any, form: Any, place: Place) -> Conversion:
 
 
 def _is_part(item: Any) -> bool:
-    """True if an item of a tool's result is a part of content. If none is, the list is a JSON value."""
-    return isinstance(item, str) or "type" in item or isinstance(item.get("text"), str)
+    """True for a part of content. A tool's result without any is a JSON value."""
+    return isinstance(item, str) or item.get("type") in _PART_TYPES or item.keys() == {"text"}
 
 
 def _text_of(part: Any, place: Place) -> str:
@@ -227,7 +232,7 @@ def _text_of(part: Any, place: Place) -> str:
 
 
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
-    """Parse a JSON object; empty text is an empty one. Raises InputError for repeated keys and infinities."""
+    """Parse a JSON object, empty for no text. Raises InputError for repeated keys and infinities."""
     advice = (
         "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
     )
@@ -243,10 +248,10 @@ def parse_arguments(text: str, place: Place) -> dict[str, Any]:
 
 
 def with_parsed_arguments(messages: Messages) -> list[Fields]:
-    """Return checked messages with all arguments as mappings. Raises InputError for text that is not JSON."""
+    """Checked messages with all arguments as mappings. Raises InputError for text that is not JSON."""
     form, parsed = SimpleNamespace(text=False, mapping=True), list[Fields]()
     for index, message in enumerate(messages):
-        if calls := message.get("tool_calls"):
+        if message["role"] == "assistant" and (calls := message.get("tool_calls")):
             message = {**message, "tool_calls": _adapt_calls(calls, Place(index, "tool_calls"), form, [])}
         parsed.append(message)
     return parsed

@@ -1,4 +1,4 @@
-"""Conversations in OpenAI's shape, and their validation. The template decides what a message becomes."""
+"""Conversations in OpenAI's shape, and their validation."""
 
 import inspect
 import re
@@ -24,7 +24,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """A message in OpenAI's shape, for editors and type checkers. A template may read other fields, too."""
+    """A message in OpenAI's shape, for editors. Templates may read other fields, too."""
 
     role: Required[str]
     content: str | Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None
@@ -183,7 +183,7 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     function = place.mapping(tool.get("function", tool))
     place.string(function, "name")
     place.get(function, "parameters", Mapping | None, "a JSON schema (a mapping)")
-    return dict(tool)
+    return {**tool, "function": function} if "function" in tool else dict(tool)
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:

@@ -45,7 +45,7 @@ def sealed(reasoning: str) -> str:
 
 
 def unsealed(content: str) -> str | None:
-    """The reasoning in ``encrypted_content``; None if it is another server's. Raises ValueError if damaged."""
+    """The reasoning in ``encrypted_content``; None for another server's. Raises ValueError if damaged."""
     if not content.startswith(_SEAL):
         return None
     decoded = base64.b64decode(content.removeprefix(_SEAL), altchars=b"-_", validate=True)

@@ -74,7 +74,7 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 
 
 def from_openai(messages: Any) -> list[Fields]:
-    """`messages`, with an assistant's legacy ``function_call`` as ``tool_calls``. Raises InputError for both."""
+    """`messages`, with legacy ``function_call`` as ``tool_calls``. Raises InputError for both."""
     converted: list[Fields] = []
     for place, message in placed(messages):
         call, field = message.get("function_call"), place.at("function_call")
@@ -265,7 +265,7 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
 
 
 def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
-    """Tool schemas, a list or JSON text, in OpenAI's shape: Anthropic's converted, others as they are.
+    """Tool schemas, a list or JSON text, in OpenAI's shape. Converts Anthropic's.
 
     `wrap` makes a function's bare schema a tool, as in ShareGPT's datasets and the legacy
     ``functions``. Raises InputError for Anthropic's server tools, which have no schema.

@@ -33,7 +33,9 @@ def sketch(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
             for word, text in itertools.product(words, texts)
             if isinstance(text, str) and word.lower() in text.lower()
         )
-        fields = tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role"))
+        fields = tuple(
+            sorted((str(key), _sketch(value)) for key, value in message.items() if key != "role")
+        )
         out.append((message["role"], fields, inside))
     return tuple(out)
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..conversation.shapes import Shape, openai_messages, openai_tools, shape_of, with_system
 from ..errors import InputError, brief, kind_of
-from ..rendering.factory import OF_RENDER, create_renderer
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import OF_RENDER
 from ..values.place import Place
 from ..values.plain import parse_json
 

@@ -169,7 +169,7 @@ Results = Generator[tuple[Batch, BatchResult]]
 def tokenize_batch(
     tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors: bool = False
 ) -> BatchResult:
-    """Tokenize rows. `with_errors`, the table has an empty sample for each problem, and the reason in `error`."""
+    """Tokenize rows. `with_errors`, each problem is an empty sample with the reason in `error`."""
     counts = Counts()
     samples, places, bad_rows = [], [], []
     for row in rows:

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 from ..errors import InputError, brief
 from ..settings import instance
 
-_NO_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_PATTERNS = ("*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.ndjson.gz", "*.json.gz", "*.parquet")
+_ROWS = re.compile(r"(?!(.*/)?(\.|(dataset_(infos?|dict)|state)\.json$)).*\.((nd|)jsonl?(\.gz)?|parquet)")
 _TRAINING = frozenset({"train", "training"})
 _SPLITS = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
 """Words in names of files and folders that name a split."""
@@ -104,9 +103,9 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
     """Raises InputError if there are several splits."""
     files = {
-        path: _words(path.relative_to(folder).as_posix())
-        for path in sorted(folder.rglob("[!.]*"))
-        if any(map(path.match, _PATTERNS)) and path.is_file() and path.name not in _NO_ROWS
+        path: _words(name)
+        for path in sorted(folder.rglob("*"))
+        if _ROWS.fullmatch(name := path.relative_to(folder).as_posix()) and path.is_file()
     }
     if split is not None:
         files = {path: words for path, words in files.items() if _words(split) <= words}
@@ -130,7 +129,7 @@ def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=list(_PATTERNS)))
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=["*json*", "*.parquet"]))
     except Exception as error:
         problem = f"it could not be fetched from the hub: {type(error).__name__}: {error}"
         if isinstance(error, ImportError):

@@ -277,7 +277,7 @@ def sample_writer(
     private: bool = False,
     trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
-    """Write tables to a file that is named when the block succeeds. The block may add to `metadata`."""
+    """Write tables to a file that is named when the block succeeds."""
     if trainer is not None:
         if "labels" not in columns:
             raise InputError(f"{trainer.title} reads labels: leave them in")

@@ -1,4 +1,4 @@
-"""Read trajectories, stores of sessions, and files of lines or rows, as rollouts, one at a time."""
+"""Read trajectories, stores, and files of lines or rows as rollouts, one at a time."""
 
 import asyncio
 import itertools

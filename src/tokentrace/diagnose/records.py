@@ -155,6 +155,8 @@ class Fields:
         name = first_of(self.value, MASKS)
         if name is None:
             return None
+        if not isinstance(self.value[name], (list, tuple, np.ndarray)):
+            raise InputError(f"must be a list, not {brief(self.value[name])}", field=self.field(name))
         values = list(self.value[name])
         words = [f"entry {at} is {brief(one)}" for at, one in enumerate(values) if one not in (0, 1)]
         if len(values) not in (count, before + count):
@@ -330,7 +332,7 @@ def _rollout_name(line: Line) -> str | None:
 
 
 def _is_call(line: Line, inner: bool = False) -> bool:
-    """True if an object has a prompt and a completion or, inside a rollout (`inner`), one of them."""
+    """True for a prompt and a completion or, inside a rollout (`inner`), one of them."""
     parts = [any(name in line for name in names) for names in (PROMPTS, ("response_ids", *COMPLETIONS))]
     return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
 
@@ -374,19 +376,24 @@ def _read(line: Fields, tools: Any) -> None:
 
 def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
     value = line.value
-    choices = (value.get("response") or {}).get("choices") or [{}]
+    choices = _inside(value, "response").get("choices") or [{}]
     reply = value.get("reply") or value.get("completion") or choices[0].get("message")
     reply = reply[-1] if isinstance(reply, list) and reply else reply
-    request = value.get("request") or value
+    request = _inside(value, "request") or value
     if "messages" not in request and isinstance(request.get("prompt"), list):
         request = {"messages": request["prompt"], "tools": tools}
-    temperature = ((value.get("metadata") or {}).get("sampling_params") or value).get("temperature")
+    temperature = (_inside(_inside(value, "metadata"), "sampling_params") or value).get("temperature")
     more = exchange(request.get("messages"), request.get("tools"), reply)
     more["temperature"] = None if temperature is None else float(temperature)
     prompt, completion = tokens.ids(PROMPTS), tokens.ids(COMPLETIONS)
     mask, stream = tokens.mask(len(completion), len(prompt)), np.concatenate([prompt, completion])
     calls = tokens.calls(stream, np.arange(len(stream)) >= len(prompt), mask, **more)
     line.rollout.calls += calls or [Call(stream, len(stream), tokens.where(), mask=mask, **more)]
+
+
+def _inside(value: Line, name: str) -> Line:
+    inner = value.get(name)
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _read_session(line: Fields) -> None:
@@ -408,12 +415,14 @@ def _read_trace(line: Fields) -> None:
         size, sampled = len(ids[at]), masks[at]
         if not node.value.get("sampled") or not size:
             continue
-        path = [at]
-        while (parent := nodes[path[0]].value.get("parent")) is not None:
-            if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
+        path, parents = [at], {at}
+        while (parent := nodes[path[-1]].value.get("parent")) is not None:
+            if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in parents:
                 problem = f"is {parent!r}, which is not a valid parent node"
                 raise InputError(problem, field=node.field("parent"))
-            path.insert(0, parent)
+            path.append(parent)
+            parents.add(parent)
+        path.reverse()
         if sampled is None or not sampled.any():  # what comes before the completion belongs to the prompt
             sampled = np.arange(size) >= size - len(node.value.get("logprobs") or ids[at])
         stream = np.concatenate([ids[one] for one in path])

@@ -69,7 +69,7 @@ class _Conversations:
     """Files of conversations: `names`, or where the metadata of `ours` says they are."""
 
     def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer) -> None:
-        self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
+        self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row, RowResult | None]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
         self.sources = find_sources(names) if names else []
         first_names = {entry["name"] for _, entry in recorded}
@@ -101,15 +101,14 @@ class _Conversations:
             several = f"several sources are named {PurePosixPath(name).name!r}"
             return several if sources else f"its source {name!r} was not found: {_HOW}"
         source = sources[0]
-        rows, line = self._reading.get(source.path, (iter(()), _END))
+        rows, line, result = self._reading.get(source.path, (iter(()), _END, None))
         if number < line.number:
             rows = read_rows(source)
         if number != line.number:
             line = next((one for one in rows if one.number >= number), _END)
-        self._reading[source.path] = rows, line
-        if line.number != number:
-            return f"{source.name} has no row {number}"
-        return self._tokenizer.tokenize(line)
+            result = self._tokenizer.tokenize(line) if line.number == number else None
+        self._reading[source.path] = rows, line, result
+        return result or f"{source.name} has no row {number}"
 
     def in_order(self) -> Iterator[RowResult]:
         for row in itertools.chain.from_iterable(map(read_rows, self.sources)):

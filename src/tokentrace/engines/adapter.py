@@ -1,4 +1,4 @@
-"""What the adapters of servers share: each has `_fields` of requests, and `_read` for its type of `answer`."""
+"""The base of servers' adapters, which have `_fields` of requests and `_read` for answers."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from .http import Connection, HTTPSettings, errors_at
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, SamplingParams, Weights
 
 MOST_RANKS = 20
-"""How many likeliest ids to ask for: the default of vLLM's ``--max-logprobs``, our limit elsewhere."""
+"""How many likeliest ids to ask for: vLLM's default ``--max-logprobs``."""
 
 
 class ModelMeta(Struct):

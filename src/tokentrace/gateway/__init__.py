@@ -1,1 +1,1 @@
-"""The recording gateway: records agents that speak OpenAI's or Anthropic's API, token for token."""
+"""The recording gateway: agents that speak OpenAI's or Anthropic's API, token for token."""

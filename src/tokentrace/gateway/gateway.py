@@ -21,8 +21,7 @@ from ..diagnose.message_keys import root_key
 from ..engines.errors import EngineError
 from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
 from ..errors import brief
-from ..rendering.factory import OF_RENDER, unread_variable
-from ..rendering.renderer import Renderer
+from ..rendering.renderer import OF_RENDER, Renderer, unread_variable
 from ..store.packing import unpack_channels
 from ..store.store import Store
 from ..study.memory import Memory

@@ -82,7 +82,7 @@ class Body:
 
 
 def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | None) -> Body:
-    """Parse a body, without the part of its `history` that an `earlier` request with the same tools had."""
+    """Parse a body, without the `history` that an `earlier` request with the same tools had."""
     try:
         fields = _FIELDS.decode(raw)
         texts = _TEXTS.decode(fields.pop(history))
@@ -114,7 +114,7 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
 
 
 def as_problem(error: BaseException) -> RequestError:
-    """The error for the client. The log gets type and place of an unexpected one, never its message."""
+    """The error for the client. The log has an unexpected one's type and place, not its message."""
     if isinstance(error, TokentraceError):
         return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)[-12:]

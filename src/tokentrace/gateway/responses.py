@@ -233,7 +233,7 @@ def output_item(response: str, item: Item) -> dict[str, Any]:
 
 
 class Responses(Dialect):
-    """With logprobs, messages are closed only at the end: the tokens of a text are not certain before then."""
+    """With logprobs, messages close only at the end: the tokens of a text are not certain before."""
 
     name = "responses"
     history = "input"

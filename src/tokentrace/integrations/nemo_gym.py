@@ -17,7 +17,7 @@ _MOST_ROLLOUTS = 4096
 
 
 class TokenStore:
-    """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``, for any number of processes."""
+    """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``."""
 
     def __init__(self, store: str) -> None:
         if not store or store == ":memory:":

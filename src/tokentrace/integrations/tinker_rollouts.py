@@ -22,7 +22,7 @@ except ImportError as error:
 
 
 class TinkerEngine(CallbackEngine):
-    """Samples with a `tinker.SamplingClient`. Make a new engine, with a new `version`, for new weights.
+    """Samples with a `tinker.SamplingClient`. New weights need a new engine with a new `version`.
 
     Tinker does not document its logprobs at temperatures other than 1, so these need
     `allow_raw_logprobs`.

@@ -104,7 +104,7 @@ def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """Return copies of slime's sample `like`, one for each branch. A failed rollout needs a `failed_reward`."""
+    """Return copies of slime's sample `like`, one per branch. A failed rollout needs `failed_reward`."""
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward, slime would ask its reward model
         about = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}

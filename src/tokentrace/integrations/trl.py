@@ -254,7 +254,7 @@ _EXTRAS = ("logprobs", "advantages")
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """Collates rows (`Sample`s or mappings) like `SFTTrainer`, with positions, logprobs and advantages."""
+    """Collates rows like `SFTTrainer`, with positions, logprobs and advantages."""
 
     pad_id: int
     multiple_of: int | None = None

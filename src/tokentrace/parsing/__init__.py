@@ -1,4 +1,4 @@
-"""Completions to turns, by token id: reasoning, content and tool calls. There is one parser, and it streams.
+"""Completions to turns, by token id: reasoning, content, tool calls. One parser, which streams.
 
 `marked` turns tokens into bytes in which control tokens cannot be confused with text. A grammar
 compiled for the vocabulary (`compiled`) says which delimiters to look for. `parser` runs a

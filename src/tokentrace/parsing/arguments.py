@@ -33,7 +33,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 _KEY = rb"([^\s:,{}\[\]]+)\s*:"
 _DEEPEST = 64
 _AFTER = (b"]", b"}")
-"""What may follow arguments that are not JSON, from the end: a list's bracket, the call's brace."""
+"""What may follow arguments that are not JSON, from the end."""
 
 
 @dataclass(slots=True)

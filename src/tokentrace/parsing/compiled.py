@@ -1,4 +1,4 @@
-"""A grammar compiled for one vocabulary: delimiters as marked bytes, and which ones to look for in each place."""
+"""A grammar compiled for one vocabulary: delimiters as marked bytes."""
 
 from __future__ import annotations
 

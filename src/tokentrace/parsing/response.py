@@ -1,4 +1,4 @@
-"""A turn as the parser reads it: parts with token ranges, calls, what is still open, the stop."""
+"""A turn: parts with token ranges, calls, what is still open, the stop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

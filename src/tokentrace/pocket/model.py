@@ -1,4 +1,4 @@
-"""The pocket model in NumPy: Qwen3 in float32, one cache per sequence, and batches of sequences of any length.
+"""The pocket model in NumPy: Qwen3 in float32, a cache per sequence, batches of any lengths.
 
 >>> model = load_pocket()
 >>> cache = model.new_cache()
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 BLOCK = 256
-"""Tokens of a sequence that attend at a time, so that memory does not grow with the square of its length."""
+"""Tokens that attend at a time, so that memory does not grow with the square of the length."""
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 SMALLEST = 256

@@ -20,11 +20,8 @@ from ..tokens.tokenizer import Tokenizer
 from .bridged import Truncation
 from .lost import LostPolicy
 from .past import Past
-from .renderer import Renderer
+from .renderer import OF_RENDER, Renderer, unread_variable
 from .trust import TRUSTED, check_trusted
-
-OF_RENDER = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""Arguments of `render`, not settings of a renderer."""
 
 
 def create_renderer(
@@ -115,14 +112,6 @@ def _check_variables(variables: Mapping[str, Any], templates: Collection[Templat
         if problem := unread_variable(name, templates):
             settings = ", ".join(create_renderer.__kwdefaults__ or ())
             raise RendererError(f"{brief(name)} is not a setting of a renderer ({settings}), and {problem}")
-
-
-def unread_variable(name: str, templates: Collection[Template]) -> str:
-    """The problem if no template reads a variable, else an empty string."""
-    if name not in OF_RENDER and any(name in template.reads for template in templates):
-        return ""
-    reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in templates))))
-    return f"the chat template does not read it (it reads {reads or 'no variables'})"
 
 
 def template_source(template: Any) -> Any:

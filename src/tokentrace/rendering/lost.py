@@ -155,9 +155,8 @@ class _LostFinder:
     @computed
     def _texts(self) -> dict[FieldPath, list[str]]:
         texts: dict[FieldPath, list[str]] = {}
-        for text, _, origin in self._rendering.spans():
-            if origin is not None:
-                texts.setdefault(origin, []).append(text)
+        for text, turn, origin in self._rendering.spans():
+            texts.setdefault(("scaffold", turn) if origin is None else origin, []).append(text)
         return texts
 
     def check_field(self, origin: Origin, value: Any) -> None:
@@ -236,11 +235,9 @@ class _LostFinder:
         """Whether the template itself writes all tags in a text that has nothing else."""
         if not _DELIMITERS.fullmatch(text):
             return False
-        spans = self._rendering.spans()
-        scaffold = "\0".join(
-            piece for piece, turn, origin in spans if origin is None and turn in (message, -1)
-        )
-        return all(word in scaffold for word in text.split())
+        turns = (-1,) if message is None else (message, -1)
+        written = [self._texts.get(("scaffold", turn), []) for turn in turns]
+        return all(any(word in piece for pieces in written for piece in pieces) for word in text.split())
 
     def _is_present(self, origin: Origin, text: str) -> bool:
         """Whether a text is in the spans of its field or of a value around it."""

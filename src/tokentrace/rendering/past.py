@@ -152,13 +152,8 @@ def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since:
 def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
     """`new` with the end of `old`, if it has all text of `old` in order, field by field."""
     before, after = Rendering.of(old), Rendering.of(new)
-    old_end, new_end = (  # where the last text of a field ends
-        max(
-            (end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None),
-            default=0,
-        )
-        for turn in (before, after)
-    )
+    turns = (zip(turn.ends, turn.origins, strict=True) for turn in (before, after))
+    old_end, new_end = (max([0, *(end for end, origin in turn if origin is not None)]) for turn in turns)
     old_fields, new_fields = _by_field(old), _by_field(new)
     pairs = [(text, new_fields.get(origin, "")) for origin, text in old_fields.items()]
     pairs.append((before.text[:old_end], after.text[:new_end]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import marshal
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, NamedTuple, Never
 
 from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
-from ..errors import InputError, RendererError, TokentraceError
+from ..errors import InputError, RendererError, TokentraceError, brief
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
@@ -42,6 +42,9 @@ from .lost import LostPolicy, find_lost, report_lost
 from .past import Past, after_prompt, write_conversation
 from .rendered import RenderedTokens
 from .trust import TRUSTED, forged_error, trust_of, unencodable_error
+
+OF_RENDER = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Arguments of `render`, not settings of a renderer."""
 
 
 @dataclass(eq=False, repr=False)
@@ -358,7 +361,10 @@ class Renderer:
         return other
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
-        """A copy of this renderer with template variables added or replaced."""
+        """A copy with template variables added or replaced. Raises RendererError for an unread one."""
+        for name in variables:
+            if problem := unread_variable(name, self.templates.values()):
+                raise RendererError(f"{brief(name)} cannot be set: {problem}")
         return replace(self, template_kwargs={**self.template_kwargs, **variables})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -369,6 +375,14 @@ class Renderer:
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+def unread_variable(name: str, templates: Collection[Template]) -> str:
+    """The problem if no template reads a variable, else an empty string."""
+    if name not in OF_RENDER and any(name in template.reads for template in templates):
+        return ""
+    reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in templates))))
+    return f"the chat template does not read it (it reads {reads or 'no variables'})"
 
 
 def _credit_content(rendering: Rendering, wrapped: set[int]) -> None:

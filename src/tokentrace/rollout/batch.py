@@ -26,7 +26,7 @@ from .tools import BaseTool
 
 _SETTINGS = ("tools_kwargs", "interaction_kwargs")
 _READ = {*MESSAGES, *COMPLETIONS, *TOOLS, *_SETTINGS, "prompt", "system", "tool_selection"}
-_RESERVED = frozenset({"reward", "group", "member", "task"})
+_RESERVED = frozenset({"reward", "group", "member", "task", "rollout"})
 """Columns that are renamed: ``reward`` becomes ``data_reward``, and so on."""
 
 

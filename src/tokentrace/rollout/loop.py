@@ -167,6 +167,8 @@ class _Run:
 
     def resume(self) -> None:
         rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
+        if not trajectory.num_writes:
+            raise ContinuationError("the rollout has no prompt yet: start it again")
         prompt = renderer.render(
             rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True
         ).ids

@@ -106,12 +106,12 @@ class _Link:
     async def acquire(self, instance_id: str) -> None:
         """Open a trajectory's session, which all its tools share."""
         self._enter_loop()
+        if instance_id in self.sessions:
+            return
+        if self.server.session == "trajectory":
+            self.sessions[instance_id] = await _open(self.server)
+            return
         async with self._lock:
-            if instance_id in self.sessions:
-                return
-            if self.server.session == "trajectory":
-                self.sessions[instance_id] = await _open(self.server)
-                return
             if not self._shared or self._shared[-1].has_failed:
                 self._shared.append(await _open(self.server))
             self.sessions[instance_id] = self._shared[-1]

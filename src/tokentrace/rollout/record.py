@@ -64,7 +64,7 @@ class Task:
     name: str = ""
     tools: Sequence[BaseTool] | None = None
     tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each tool, the arguments of `create`, or ``create_kwargs``, ``execute_kwargs`` and so on."""
+    """By tool: arguments of `create`, or ``create_kwargs``, ``execute_kwargs`` and so on."""
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `start_interaction`; ``name`` selects a simulated user."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +86,8 @@ class Task:
             mapping_json(self.metadata, "metadata")
         except TrajectoryError as error:
             raise InputError(f"task {brief(self.name)}: {error}") from error
+        if "rollout" in self.metadata:
+            raise InputError("a task's metadata must not have the key 'rollout': the store uses it")
 
 
 def checked_reward(value: Any, what: str) -> float | None:

@@ -110,6 +110,9 @@ class RolloutStore:
             rollout.per_turn.append(msgspec.convert(turn.info["metrics"], TurnMetrics))
             if reward := rollout.per_turn[-1].reward:
                 trajectory.set_reward(reward, trajectory.turns()[-1])
+        for label in await self._store.labels(info.id):  # a tool may end after its turn was stored
+            if label.name == "reward" and label.turn is not None:
+                trajectory.set_reward(label.value, trajectory.turns()[label.turn])
         for request in await self._store.incomplete(info.id):
             rollout.pending += request["messages"]
         return rollout

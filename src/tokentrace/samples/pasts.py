@@ -1,4 +1,4 @@
-"""Past turns: where a template writes a turn differently once it is no longer the last, or than its prompt.
+"""Past turns: where a template writes a turn differently once it is past, or than its prompt.
 
 The trace shows which reasoning is left out. The rest is learned once for each kind of turn: a
 small turn is rendered as the last message, and again with other messages after it.
@@ -89,7 +89,7 @@ class PastTurns:
         *,
         of_history: bool,
     ) -> list[Remark]:
-        """Notes on a row's chosen turns; with `of_history`, also where inference shows them differently."""
+        """Notes on a row's chosen turns; with `of_history`, also on what inference shows differently."""
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         thinking = [at for at in replies if reasoning_of(messages[at]) is not None]
         spans: dict[int | None, list[Span]] = {}

@@ -27,7 +27,7 @@ IGNORE = -100
 
 
 class CompletionSpan(NamedTuple):
-    """Tokens ``start`` to ``stop`` (exclusive) that an engine returned together, and how they were sampled."""
+    """Tokens ``start`` to ``stop`` of one answer of the engine, and how they were sampled."""
 
     start: int
     stop: int
@@ -49,7 +49,7 @@ Span = TypeVar("Span", VersionSpan, CompletionSpan)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample(ShowsItself, TokenTable):
-    """One row: a table of tokens, and what is known about the row. ``ids, mask = sample`` gives two lists."""
+    """One row: a table of tokens, and what is known about it. ``ids, mask = sample`` gives two lists."""
 
     reward: float | None = None
     versions: tuple[VersionSpan, ...] = ()

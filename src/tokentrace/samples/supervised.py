@@ -19,6 +19,7 @@ from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import Origin
+from ..template.trace import Rendering
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind, Part
 from ..tokens.table import Deferred, TokenTable, join
@@ -107,7 +108,7 @@ def build_supervised_sample(
     final_stop: bool = False,
     since: int = 0,
 ) -> Sample:
-    """A conversation as one row: ids, loss mask, labels, and where each token came from, in one render.
+    """A conversation as one row: ids, loss mask, labels and each token's origin, in one render.
 
     - `turns`: which assistant turns carry loss, from message `since` on: ``"all"``, ``"last"``,
       or ``"flagged"`` (all but those with ``"train": false`` or ``"weight": 0``).
@@ -199,7 +200,9 @@ def build_prompt_response_sample(
     if stops and end_id not in stops:
         names = ", ".join(repr(tokenizer.decode([index])) for index in sorted(stops))
         notes.append(f"the row ends in {end!r}, but the template ends turns with {names}")
-    body = np.append(tokenizer.encode(response), np.int32(end_id)).astype(np.int32)
+    text = Rendering.of([(response, 0, Origin.of(0, "content"))])  # it may have no control tokens of turns
+    ids = renderer.encode_text(text, [{"role": "assistant", "content": response}], tools=tools).ids
+    body = np.append(ids, np.int32(end_id)).astype(np.int32)
     parts = np.full(len(head) + len(body), Part.CONTENT, np.uint8)
     parts[: len(head)], parts[-1] = Part.SCAFFOLD, Part.STOP
     columns = join([head, TokenTable.of(body, Kind.SAMPLED, count)]).columns()
@@ -273,6 +276,8 @@ class SampleBuilder:
             rows.append((rendered, turns))
         if not rows:
             rows = [(self.renderer.render(messages, tools=tools), [])]
+        late = [at for at in chosen if rows[-1][1] and at > rows[-1][1][-1]]
+        notes = [*notes, f"{listed(late)}: after the last trained answer, so in no row"] if late else notes
         samples, previous = [], -1
         for rendered, turns in rows:
             last = turns[-1] if turns else len(messages) - 1

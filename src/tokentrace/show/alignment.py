@@ -1,4 +1,4 @@
-"""Find the differences between two sequences of token ids without comparing every pair of tokens."""
+"""The differences between two sequences of token ids, without comparing all pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Column = npt.NDArray[Any]
 
 
 class Hunk(NamedTuple):
-    """A difference: tokens `start` to `stop` on one side, `other_start` to `other_stop` on the other."""
+    """A difference: tokens `start` to `stop` of one, `other_start` to `other_stop` of the other."""
 
     start: int
     stop: int

@@ -1,4 +1,4 @@
-"""Print a document in a terminal: `text_view` in colours, `plain_view` as plain lines for pipes."""
+"""A document in a terminal: `text_view` in colours, `plain_view` as plain lines."""
 
 import io
 import itertools
@@ -46,7 +46,7 @@ _WIDE = 100_000  # no line wraps
 
 
 def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
-    """Any result for a colour terminal: tokens coloured by origin, sampled ones bold and underlined."""
+    """Any result for a terminal: tokens coloured by origin, sampled ones bold and underlined."""
     document = document_of(value)
     parts = list(_report(document))
     for track in _printed(document):

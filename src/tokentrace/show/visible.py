@@ -16,7 +16,7 @@ _SELECTORS = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
 """Variation selectors, which belong to the character before."""
 _JOINERS = r"\u200c-\u200d"
 _LETTER = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
-"""Characters that a selector or a joiner may follow: emoji, and letters of scripts that use them."""
+"""Characters that a selector or a joiner may follow."""
 _UNSEEN = re.compile(
     rf"[{_HIDDEN}]|(?<!{_LETTER})[{_SELECTORS}]|(?<!{_LETTER})(?<!{_LETTER}[{_SELECTORS}])[{_JOINERS}]"
 )

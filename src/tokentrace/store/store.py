@@ -148,7 +148,7 @@ class Store:
     async def sessions(
         self, *, state: State | None = None, search: str = "", after: SessionInfo | None = None
     ) -> AsyncIterator[SessionInfo]:
-        """Yield sessions, the newest first: in `state`, with `search` in the id or metadata, after `after`."""
+        """Yield sessions, newest first: in `state`, with `search` in id or metadata, after `after`."""
         conditions, values = ["(created, id) < (?, ?)"], list[Any]()
         if state is not None:
             conditions.append("state = ?")

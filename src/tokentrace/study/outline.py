@@ -91,7 +91,7 @@ def _hole(origin: Origin | None, text: str) -> str:
 
 
 def recognise(study: TemplateStudy, renderer: str) -> str:
-    """The template's family, or ``"default"``. Raises RendererError if `renderer` is another family."""
+    """The template's family, or ``"default"``. Raises RendererError if `renderer` is another."""
     if renderer not in BY_NAME and renderer != "auto":
         raise RendererError(
             f"there is no renderer {renderer!r}; there are auto, default, {', '.join(BY_NAME)}"

@@ -150,13 +150,8 @@ def contexts_saying(text: str) -> tuple[tuple[Context, ...], ...]:
 def lengthened(context: Messages) -> Messages:
     """A longer context, for templates that count messages or characters."""
     first = 1 if context[0] is SYSTEM else 0
-    return [
-        *context[:first],
-        {**USER, "content": LONG},
-        *(ANSWER, USER) * 16,
-        ANSWER,
-        *context[first:],
-    ]
+    more = [{**USER, "content": LONG}, *(ANSWER, USER) * 16, ANSWER]
+    return [*context[:first], *more, *context[first:]]
 
 
 class CalledFunction(NamedTuple):

@@ -1,4 +1,4 @@
-"""From messages to spans: the model's own template, run with values that know where they came from."""
+"""From messages to spans: the model's own template, run on traced values."""
 
 from ..lazy import load_on_use
 

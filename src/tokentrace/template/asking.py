@@ -31,7 +31,7 @@ Names = frozenset[str]
 
 
 def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
-    """True if the generation prompt provably depends on variables only. `functions`: the environment's."""
+    """True if the generation prompt provably depends on variables only."""
     if next(tree.find_all(_UNUSUAL), None) is not None or not _has_plain_namespaces(tree):
         return False
     reading = _Reading()

@@ -144,7 +144,7 @@ def listed(items: Iterable[Any]) -> list[Any]:
 
 
 def weigh(value: Any) -> int:
-    """A value's characters and parts, shared ones counted each time. Raises TooLarge, or RecursionError."""
+    """A value's characters and parts, shared ones each time. Raises TooLarge or RecursionError."""
     weights: dict[int, int] = {}
 
     def weight(part: Any) -> int:

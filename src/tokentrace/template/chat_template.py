@@ -18,7 +18,7 @@ from jinja2 import nodes
 from ..computed import computed
 from ..errors import TemplateError, TemplateLimitError
 from ..values.place import Place
-from ..values.plain import check_depth
+from ..values.plain import check_depth, plain_json
 from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .environment import TracingContext, TracingEnvironment
@@ -33,7 +33,7 @@ _TRACED_TYPE = re.compile(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|Non
 _REASONING = frozenset(REASONING_FIELDS)
 _TEXT_FIELDS = _REASONING | {"content", "text"}
 _FOLDING = {"steps": 1_000, "size": 64 * 1024}
-"""The budget for folding constants at compile time; larger ones are computed when the template runs."""
+"""The budget for folding constants at compile time; others are computed at run time."""
 _ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -146,13 +146,14 @@ def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
 
 
 def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Plain messages, each with its reasoning under the names, and in the places, that transformers gives it."""
+    """Plain messages, each with its reasoning under transformers' names, in transformers' order."""
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)
         if not _REASONING.isdisjoint(row):
             name = next((name for name in REASONING_FIELDS if row.get(name) is not None), None)
             if name is not None:
+                check_depth(row[name], Place(index, name))
                 reasoning = wrap(row[name], Origin.of(index, name))
                 row = {"thinking": reasoning, **row, "reasoning_content": reasoning, name: row[name]}
         rows.append(row)
@@ -167,7 +168,7 @@ def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Template variables (``enable_thinking=False``, ``documents=…``), strings in them traced."""
     wrapped = dict(variables)
     for name, value in variables.items():
-        check_depth(value, Place(field=f"kwargs.{name}"))
+        value = plain_json(value, Place(field=f"kwargs.{name}"))
         if value is not None and not isinstance(value, (bool, int, float)):
             wrapped[name] = wrap(value, Origin(("kwargs", name)))
     return wrapped
@@ -191,7 +192,7 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
 
 
 def parse_template(source: str) -> nodes.Template:
-    """A template's syntax tree. Raises TemplateError if it is not valid Jinja or needs another template."""
+    """A template's syntax tree. Raises TemplateError if it is invalid or needs another template."""
     with _compile_errors():
         return cast(nodes.Template, Inliner().visit(_environment().parse(source)))
 

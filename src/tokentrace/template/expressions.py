@@ -1,4 +1,4 @@
-"""Compiles each expression of a chat template into a pair of Python expressions: the value and its origin.
+"""Compiles each expression of a template into a pair of Python expressions: value and origin.
 
 The origin is evaluated after the value, if needed. ``message.content.strip()`` becomes
 ``message.get("content").strip()`` and the origin of ``message.content``.
@@ -67,7 +67,7 @@ class LoopNames:
 
 
 class Expressions(CodeGenerator):
-    """The part of the code generator that compiles expressions. Jinja's own visitors get them boxed."""
+    """The part of the code generator for expressions. Jinja's own visitors get them boxed."""
 
     fresh = CodeGenerator.temporary_identifier
 
@@ -359,7 +359,7 @@ class Expressions(CodeGenerator):
 
 
 _FOLDED = (nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.UnaryExpr, nodes.BinExpr)
-"""With the exception of sums: expressions that are computed while compiling if they are constant."""
+"""Expressions that are computed while compiling if they are constant, except for sums."""
 
 
 def origin_name(name: str) -> str:

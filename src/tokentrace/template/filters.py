@@ -29,7 +29,7 @@ _SLOW = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
 """Filters that may take quadratic time; their input is limited to `_MAX_SLOW`."""
 _AS_IT_IS = frozenset({"attr", "count", "d", "default", "first", "last", "length", "random", "reverse"})
 _LAZY = frozenset({"batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"})
-"""Filters that yield their input item by item (``map`` changes an item only through another filter)."""
+"""Filters that yield their input item by item (``map``: only through another filter)."""
 _SORTING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 _ESCAPING = frozenset({"e", "escape", "forceescape", "striptags"})
 """Filters that may make a character of a number: ``&#60;`` is ``<``."""
@@ -85,7 +85,7 @@ _REWRITTEN: dict[str, Callable[..., Any]] = {
 
 
 def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """One of Jinja's filters, rewritten, or with checked arguments and a result of unknown origin if need be."""
+    """One of Jinja's filters, rewritten, or with checked arguments and a result of unknown origin."""
     if name in _REWRITTEN or name in _AS_IT_IS:
         return _REWRITTEN.get(name, function)
     context = int(hasattr(function, "jinja_pass_arg"))  # arguments that Jinja itself puts first
@@ -153,7 +153,7 @@ def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
 
 # Only bare fields (``%s``, ``{}``, ``{name}``) keep the trace: ``%c`` turns a number into text.
 _MAX_FIELDS = 10_000
-"""Fields that a format string may have: Python's search for a closing parenthesis is quadratic."""
+"""Fields that a format string may have: Python's search for parentheses is quadratic."""
 _NUMBER_TEXT = 400
 """More characters than a float prints without an explicit precision."""
 _PERCENT = re.compile(r"%([%sdi])")

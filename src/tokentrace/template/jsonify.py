@@ -28,7 +28,7 @@ DEFAULTS = JsonOptions()
 
 
 def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
-    """``json.dumps(value, …)``, traced. Punctuation belongs to its container; the template's own are scaffold."""
+    """``json.dumps(value, …)``, traced. Punctuation belongs to its container."""
     if (options.indent if isinstance(options.indent, int) else len(options.indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
     if options != DEFAULTS and is_traced(tuple(options)):  # separators or indents that come from a field

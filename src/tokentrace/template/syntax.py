@@ -173,7 +173,7 @@ class Inliner(NodeTransformer):
 
 
 def variables_of(tree: nodes.Template) -> set[str]:
-    """The names that a template may read before it sets them. Jinja's own answer has all that one branch sets."""
+    """The names that a template may read before it sets them."""
     return jinja2.meta.find_undeclared_variables(tree) & set(_reads(tree.body, set()))
 
 

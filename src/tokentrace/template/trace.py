@@ -74,7 +74,7 @@ TURN = Origin(("@turn",))
 Below -1: a round of another loop, which belongs to the only message whose text it prints, if any.
 """
 GENERATION = Origin(("@generation",))
-"""In place of an origin: the value is the length of a ``{% generation %}`` block that begins here."""
+"""In place of an origin: the length of a ``{% generation %}`` block that begins here."""
 
 _MESSAGES = Origin(("messages",))
 _MAX_ENTRIES = 4 * MAX_ITEMS
@@ -155,7 +155,7 @@ class Trace:
             out += (message, TURN)
 
     def end_block(self, out: list[Any]) -> None:
-        """End a ``{% generation %}`` block. In a macro, it covers what is written next, as in transformers."""
+        """End a ``{% generation %}`` block. In a macro, it covers what is written next."""
         start = self.blocks.pop()
         if not self.blocks:
             place = start if out is self.out else len(self.out)
@@ -178,7 +178,7 @@ class Trace:
 
 
 def _collected(value: Any, before: Any, turn: int) -> Any:
-    """`value`, its text after `before` assigned to the turn if it mixes scaffold and a field of its message."""
+    """`value`, its text after `before` in the turn if it mixes scaffold and a field of its message."""
     if type(value) is list:
         start = len(before) if type(before) is list and before == value[: len(before)] else 0
         return value[:start] + [_collected(item, "", turn) for item in value[start:]]

@@ -72,7 +72,7 @@ class TracedNone:
 
 
 class TracedDict(dict[Any, Any]):
-    """A dict with traced keys and values, wrapped when first read. `raw`: the plain dict, `texts`: its JSON."""
+    """A dict with traced keys and values, wrapped when first read. `raw`: plain, `texts`: its JSON."""
 
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
@@ -222,7 +222,7 @@ def is_traced(value: Any) -> bool:
 
 
 def derived(result: Any, *values: Any) -> Any:
-    """The result of an operation on `values`, UNKNOWN if these are traced. Raises TooLarge for a huge number."""
+    """The result of an operation, UNKNOWN for traced `values`. Raises TooLarge for huge numbers."""
     if isinstance(result, int):
         check_bits(result.bit_length())
     return opaque(result) if is_traced(values) else result

@@ -52,7 +52,7 @@ class ControlPattern:
 
 
 ControlPatterns = tuple[ControlPattern, ControlPattern]
-"""The control tokens of a vocabulary: those found by their text, and by their normalized text."""
+"""The control tokens of a vocabulary, found by their text or their normalized text."""
 
 
 def control_patterns(vocabulary: Vocabulary, normalize: Callable[[str], str]) -> ControlPatterns:
@@ -157,7 +157,7 @@ def _split_normalized(
 
 
 def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator[ControlMatch]:
-    """Control tokens, leftmost and longest first, where all spans that they touch may contain them."""
+    """Control tokens, leftmost and longest first, where all spans may contain them."""
     at = position = 0
     while pattern.regex is not None and (match := pattern.regex.search(text, position)):
         start = match.start()

@@ -29,7 +29,7 @@ _NEAR = 64
 """Non-ASCII bytes at most this far apart are checked as one piece."""
 
 TrustOf = Callable[[Origin], Trust]
-"""Which control tokens a span of some origin may contain. Scaffold, without origin, may contain all."""
+"""Which control tokens a span of an origin may contain. Scaffold may contain all."""
 
 
 class ControlPolicy(StrEnum):
@@ -72,9 +72,9 @@ class Encoded:
     starts: Positions
     ends: Positions
     begins: Positions | None = None
-    """Where the text that each token spells starts, after white space that it absorbs (None: `starts`)."""
+    """Where each token's text starts, after white space that it absorbs (None: `starts`)."""
     forged: Sequence[tuple[int, str]] = ()
-    """Control tokens that stayed text as their span is not trusted: the span of each, and the token."""
+    """Control tokens that stayed text as their span is not trusted: span and token."""
 
     @computed
     def spans(self) -> npt.NDArray[np.int32]:
@@ -166,7 +166,7 @@ def encode_spans(
 
 
 def _is_composed(raw: bytes) -> bool:
-    """Whether text is in Unicode's composed form: only non-ASCII text and the character before it matter."""
+    """Whether text is in Unicode's composed form. Only non-ASCII text and what is before it matter."""
     at = np.flatnonzero(np.frombuffer(raw, np.int8) < 0)
     gaps = np.flatnonzero(np.diff(at) > _NEAR)
     bounds = zip(at[np.append(0, gaps + 1)].tolist(), at[np.append(gaps, -1)].tolist(), strict=True)

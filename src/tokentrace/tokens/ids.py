@@ -32,7 +32,7 @@ def check_ids(
 
 
 def check_sampled(value: Any, name: str, vocab_size: int) -> Ids:
-    """Ids that a model may have sampled. Its embedding may be padded to less than twice the vocabulary."""
+    """Ids that a model may have sampled: its embedding may be padded, but not to twice the size."""
     ids = check_ids(value, name)
     return ids if ids.max(initial=0) < 2 * vocab_size else check_ids(ids, name, vocab_size=vocab_size)
 

@@ -27,7 +27,7 @@ _REFUSALS = {
 
 
 def load_tokenizer(source: Any) -> Tokenizer:
-    """A Tokenizer from a folder, file, hub name, or another library's tokenizer. Raises TokenizerError."""
+    """A Tokenizer from a folder, file, hub name or other tokenizer. Raises TokenizerError."""
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, (str, Path)):
@@ -107,21 +107,22 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     extra = config.get("extra_special_tokens")
-    rows = {**config, **(extra if isinstance(extra, dict) else {})}
+    extra = extra if isinstance(extra, dict) else {}
+    rows = {key: value for key, value in config.items() if key.endswith("_token")} | extra
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in rows.items()}
-    return {key: text for key, text in texts.items() if key.endswith("_token") and isinstance(text, str)}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. Files win over the tokenizer's configuration."""
-    templates = named_templates(config.get("chat_template"))
-    templates |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
+    """Chat templates by name: those of files or, without any, of the tokenizer's configuration."""
+    configured = named_templates(config.get("chat_template"))
+    configured |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    templates = {path.stem: _text(path) for path in more}
     single = folder / "chat_template.jinja"
     if single.is_file():
         templates["default"] = _text(single)
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _text(path)
-    return templates
+    return templates or configured
 
 
 def named_templates(value: Any) -> dict[str, str]:

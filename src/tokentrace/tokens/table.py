@@ -27,7 +27,7 @@ Deferred = Callable[[], Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """Columns of tokens, all of one length. A `Deferred` column is computed when it is first read."""
+    """Columns of tokens, all of one length. `Deferred` ones are computed when first read."""
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
@@ -113,5 +113,5 @@ def join(tables: Sequence[TokenTable]) -> TokenTable:
 
 
 def message_spans(owners: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """Runs of tokens of one message as ``(start, stop, message)``, from each token's message (-1: none)."""
+    """Runs of tokens of one message, ``(start, stop, message)``, from each token's (-1: none)."""
     return [(start, stop, int(owners[start])) for start, stop in segments(owners) if owners[start] >= 0]

@@ -1,4 +1,4 @@
-"""Tokenizer: one facade over ``tokenizers`` and ``fastokens``, which encodes the same ids much faster."""
+"""Tokenizer: one facade over ``tokenizers`` and ``fastokens``, which is much faster."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Tokenizer:
         self.core.fast_for(_WORTH)
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text` with its control tokens, nothing added. Raises InputError if it is not text."""
+        """The ids of `text` with its control tokens. Raises InputError if it is not text."""
         try:
             return self.core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
@@ -259,7 +259,7 @@ class _Core:
 
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
 _unpickled: dict[str, _Core] = {}
-"""The last two cores from pickles: a worker gets the same tokenizer with each task, and drops it."""
+"""The last two cores from pickles: a worker gets the same tokenizer with each task."""
 
 
 def with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""What a ``tokenizer.json`` says: tables over token ids, and the tokenizer without control tokens."""
+"""A ``tokenizer.json`` as tables over token ids, and as a tokenizer without control tokens."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..computed import computed
 
 _UNREACHABLE = f"\x00{secrets.token_hex(16)}"
-"""Prefix for control tokens in the plain tokenizer's vocabulary, random so that no text can spell it."""
+"""A random prefix for control tokens in the plain tokenizer's vocabulary: no text can spell it."""
 
 TOKEN_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 """Flags of an added token in ``tokenizer.json``."""
@@ -96,14 +96,14 @@ class Vocabulary:
         )
         """The id for text that the vocabulary cannot spell, if any."""
         self.plain_model = self._is_plain_model(model, pieces)
-        """Whether the model never makes a control token by itself, so that a plain tokenizer can share it."""
+        """Whether the model never makes a control token by itself: a plain tokenizer can share it."""
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
         """Whether the tokenizer composes Unicode (NFC) first."""
         strips = any(token.lstrip or token.rstrip for token in rows)
         prefixed = any(node.get("add_prefix_space") for node in splitters)
         self.exact = self.byte_level and not strips and not prefixed and set(kinds) <= {"NFC", "Sequence"}
-        """Whether tokens spell the (composed) text byte for byte: lengths that add up are proof enough."""
+        """Whether tokens spell the (composed) text byte for byte: equal lengths are proof enough."""
         self.first_prefixed = any(node.get("prepend_scheme") == "first" for node in splitters)
         spelled = self._spell(pieces)
         self.byte_lengths: npt.NDArray[np.int32] = np.fromiter(map(len, spelled), np.int32, self.size)

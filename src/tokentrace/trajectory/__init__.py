@@ -1,4 +1,4 @@
-"""The append-only record of one rollout: exact tokens, their sources, and the tree of rewritten histories."""
+"""The append-only record of a rollout: exact tokens, sources, the tree of rewritten histories."""
 
 from ..lazy import load_on_use
 

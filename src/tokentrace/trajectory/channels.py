@@ -1,4 +1,4 @@
-"""Side channels: more values that an engine returns for each sampled token, such as routed experts."""
+"""Side channels: more values for each sampled token, such as routed experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DTYPES = sorted([*(dtype.str for dtype in _INTEGERS), "<u8", "|b1", "<f2", "<f4
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A completion's channel of `count` entries. `data` is rows of `dtype` and `shape`, or compressed JSON."""
+    """A completion's channel of `count` entries: rows of `dtype` and `shape`, or compressed JSON."""
 
     count: int
     data: bytes
@@ -179,7 +179,7 @@ class Channel:
         return out
 
     def array(self, fill: float) -> npt.NDArray[Any]:
-        """Entries as one array, with `fill` where there is none. Raises TrajectoryError if they fit no array."""
+        """Entries as one array, with `fill` for none. Raises TrajectoryError if they fit no array."""
         try:
             arrays = [
                 (start + at, np.asarray(run))
@@ -194,7 +194,7 @@ class Channel:
         shapes = {array.shape[1:] for _, array in arrays} if dtype.kind in "iufb" else set()
         if len(shapes) > 1 or dtype.kind not in "iufb":
             raise TrajectoryError("the entries of the channel are not numbers of one shape: use entries()")
-        if dtype.kind in "iu":
+        if dtype.kind in "iu" or (dtype.kind == "b" and fill not in (0, 1)):
             dtype = np.result_type(dtype, np.min_scalar_type(fill))
             if dtype.kind not in "iu":
                 raise TrajectoryError(f"fill is {fill}: give a whole number, as the channel has only these")

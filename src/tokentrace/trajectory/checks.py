@@ -1,4 +1,4 @@
-"""Checks of what enters a trajectory: each returns the values in the stored dtype or raises `TrajectoryError`."""
+"""Checks of what enters a trajectory. Each returns the stored dtype or raises `TrajectoryError`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 
 
 def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> Kinds:
-    """One kind per token, or one for all. After the first `skip`, none is SAMPLED, or PROMPT unless `opening`."""
+    """One kind per token, or one for all. After `skip`, none is SAMPLED, or PROMPT unless `opening`."""
     is_single = is_integer(value)
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
     if not is_single and len(codes) != length:

@@ -1,4 +1,4 @@
-"""A trajectory as bytes and in files, which can be read up to where they were cut off (docs/trajectory.md)."""
+"""A trajectory as bytes and in files, which are readable up to a cut (docs/trajectory.md)."""
 
 import json
 import os

@@ -299,7 +299,7 @@ class Trajectory(ShowsItself, Record):
         self._writes.append(write)
 
     def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:
-        """Set the reward of a turn, or of the whole rollout. The last value counts; None removes the reward."""
+        """Set the reward of a turn or of the rollout. The last value counts; None removes it."""
         value = as_float(reward) if is_number(reward) else None
         if value is None and reward is not None:
             raise TrajectoryError(f"a reward must be a finite number or None, not {brief(reward)}")

@@ -25,7 +25,7 @@ SpansLike = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 Logprobs = npt.NDArray[np.float32]
 
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-"""Sampling parameters that change logits based on earlier tokens, each with the value that turns it off."""
+"""Sampling parameters that change logits by earlier tokens, with the value for off."""
 POSITIVE_NOISE = 1e-4
 """How far above 0 a logprob may be: a softmax rounds."""
 

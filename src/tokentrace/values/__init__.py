@@ -1,1 +1,1 @@
-"""JSON values: where one is in a conversation, what a tool's schema says of it, schemas from Python functions."""
+"""JSON values: their place in a conversation, their tool's schema, schemas of Python functions."""

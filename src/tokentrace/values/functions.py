@@ -9,14 +9,15 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
 
 _TYPES: dict[Any, str] = {
     **{str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"},
-    **{list: "array", tuple: "array", dict: "object"},
+    **dict.fromkeys((list, tuple, set, frozenset, Sequence, Iterable, Collection), "array"),
+    **dict.fromkeys((dict, Mapping), "object"),
 }
 _SECTION = re.compile(r"^[ \t]*(Args|Arguments|Parameters|Returns|Raises):[ \t]*$", re.MULTILINE)
 _PARAMETER = re.compile(r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:", re.MULTILINE)
@@ -80,8 +81,8 @@ def _described(text: str, title: str) -> dict[str, Any]:
     if choices is None:
         return {"description": text}
     try:
-        values = json.loads(choices[1])
-    except ValueError:
+        values = list(json.loads(choices[1]))
+    except (ValueError, TypeError):
         raise InputError(f"{title}: the choices {choices[1][:80]!r} are not a JSON list") from None
     enum = [value.strip() if isinstance(value, str) else value for value in values]
     return {"enum": enum, "description": text[: choices.start()].strip()}
@@ -97,9 +98,9 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         kinds = list(dict.fromkeys(_TYPES.get(type(value), "string") for value in inner))
         return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(inner)}
     schema: dict[str, Any] = {"type": _TYPES.get(kind, "object") if isinstance(kind, type) else "object"}
-    if kind is dict and inner:
+    if kind in (dict, Mapping) and inner:
         schema["additionalProperties"] = _type_schema(inner[1])
-    elif inner and (kind is list or (kind is tuple and inner[1:] == (...,))):
+    elif inner and schema["type"] == "array" and (kind is not tuple or inner[1:] == (...,)):
         schema["items"] = _type_schema(inner[0])
     elif kind is tuple and inner:
         schema["prefixItems"] = [_type_schema(item) for item in inner]

@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 def fields_of(value: Any, **options: Any) -> Fields | None:
-    """A mapping, a dataclass or an object with ``model_dump`` as a mapping; None for other values."""
+    """A mapping, dataclass or object with ``model_dump`` as a mapping; else None."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, type):

@@ -21,7 +21,7 @@ _NO_JSON = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits
 
 
 def json_like(value: Any, default: Any) -> Any:
-    """An object (a dataclass, a NumPy scalar) as a JSON value, one level deep; `default` for other objects."""
+    """An object (a dataclass, a NumPy scalar) as JSON, one level deep; `default` for others."""
     for kind, base in _KINDS.items():
         if isinstance(value, kind):
             return base(value)
@@ -75,7 +75,7 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """True for JSON of dicts, lists and scalars, without subclasses, that is not too deep or large to print."""
+    """True for JSON of plain dicts, lists and scalars that is not too deep or large."""
     try:
         return plain_json(value, Place()) is value
     except InputError:

@@ -1,1 +1,1 @@
-"""The gateway's page at ``/``: live sessions, the tree of each one, and every token with its kind."""
+"""The gateway's page at ``/``: live sessions, their trees, every token with its kind."""
