@@ -200,8 +200,10 @@ class Bridger:
             return request
         parsed = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
         names = [call.name for call in parsed]
-        if len(names) > len(calls):  # it is unknown which have results
-            names = [None] * (len(calls) if call_ids else len(names))
+        if len(names) > len(calls):  # the history has those that can be run
+            names = [call.name for call in parsed if call.status.runnable]
+            if len(names) != len(calls):  # it is unknown which have results
+                names = [None] * max(len(calls), 0 if call_ids else len(names))
         pairs = itertools.zip_longest(calls, names, fillvalue=None)
         known = [
             (call or CalledFunction())._replace(name=(call and call.name) or name) for call, name in pairs
