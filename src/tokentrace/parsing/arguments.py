@@ -388,7 +388,7 @@ class ArgumentsReader:
         return stack
 
     def _element_value(self, call: OpenCall, element: _Element, text: str) -> Any:
-        """An element's children as a list, or as an object with a list per repeated name; else its text."""
+        """An element's children as a list or an object; else its text."""
         values: dict[str, list[Any]] = {}
         for name, value in element.children:
             values.setdefault(name, []).append(value)

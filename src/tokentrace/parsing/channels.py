@@ -36,7 +36,7 @@ _Word = re.Match[bytes]
 
 
 class _Header(NamedTuple):
-    """A header's fields. `tool` is a recipient that can be called; `stray` words end at `stray_stop`."""
+    """A header's fields. `tool` is a recipient to call; `stray` words end at `stray_stop`."""
 
     role: _Word | None
     recipient: _Word | None

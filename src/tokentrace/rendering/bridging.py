@@ -42,7 +42,7 @@ _OF_CONTEXT = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 _CUT_OFF = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
-"""Renders messages: takes them, the one whose turn to find, tools, and whether to add a prompt."""
+"""Renders messages: these, the one whose turn to find, tools, whether to add a prompt."""
 
 Outcome = Continuation | BridgeRefusal
 

@@ -178,7 +178,7 @@ def variables_of(tree: nodes.Template) -> set[str]:
 
 
 def _reads(body: Iterable[nodes.Node], bound: set[str]) -> Iterator[str]:
-    """Names that statements may read before they are set. Adds those that they always set to `bound`."""
+    """Names that statements may read before they set them. Adds those always set to `bound`."""
     for node in body:
         match node:
             case nodes.If():  # sets the names that all branches set; a branch that refuses does not count
