@@ -239,9 +239,10 @@ class Renderer:
         calls, if their results may come in another order.
         """
         study = self.study(tools)
-        has_new = new_messages not in ([], ())
+        has_new = not isinstance(new_messages, (list, tuple)) or len(new_messages)
         adapted = self.adapt_messages(new_messages, tools=tools) if has_new else Adapted(())
-        before = self.adapt_messages(messages, tools=tools).messages if messages else ()
+        has_past = messages is not None and (not isinstance(messages, (list, tuple)) or len(messages))
+        before = self.adapt_messages(messages, tools=tools).messages if has_past else ()
         completion = check_sampled(
             prev_completion_ids, "prev_completion_ids", self.tokenizer.vocabulary.size
         )
