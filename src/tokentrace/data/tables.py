@@ -247,12 +247,10 @@ _LEGEND = {
 }
 
 
-def metadata_text(metadata: Mapping[str, Any] | None) -> bytes:
+def metadata_text(metadata: Mapping[str, Any]) -> bytes:
     """A file's metadata as JSON, with a legend of numbers."""
     try:
-        return json.dumps(
-            {**({} if metadata is None else metadata), **_LEGEND}, sort_keys=True, ensure_ascii=False
-        ).encode()
+        return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SampleError(f"metadata must be JSON values: {error}") from error
 
@@ -274,7 +272,7 @@ def target_path(name: Any, trainer: Trainer | None = None, *, overwrite: bool = 
 def sample_writer(
     path: Path,
     columns: Columns,
-    metadata: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any],
     *,
     private: bool = False,
     trainer: Trainer | None = None,
@@ -319,7 +317,8 @@ def write_samples(
         instance("a sample", row, Sample, SampleError)
     reader = find_trainer(trainer)
     file = target_path(path, reader, overwrite=True)
-    with sample_writer(file, _columns_of(rows), metadata, trainer=reader) as write:
+    about = {} if metadata is None else metadata
+    with sample_writer(file, _columns_of(rows), about, trainer=reader) as write:
         write(samples_table(rows))
 
 
