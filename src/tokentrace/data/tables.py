@@ -315,9 +315,8 @@ def write_samples(
     rows = items("samples", samples, SampleError)
     for row in rows:
         instance("a sample", row, Sample, SampleError)
-    reader = find_trainer(trainer)
+    reader, about = find_trainer(trainer), {} if metadata is None else metadata
     file = target_path(path, reader, overwrite=True)
-    about = {} if metadata is None else metadata
     with sample_writer(file, _columns_of(rows), about, trainer=reader) as write:
         write(samples_table(rows))
 
