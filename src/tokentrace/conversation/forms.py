@@ -248,7 +248,7 @@ def parse_arguments(text: str, place: Place) -> dict[str, Any]:
 
 
 def with_parsed_arguments(messages: Messages) -> list[Fields]:
-    """Checked messages with all arguments as mappings. Raises InputError for text that is not JSON."""
+    """Checked messages with arguments as mappings. Raises InputError for text that is no JSON."""
     form, parsed = SimpleNamespace(text=False, mapping=True), list[Fields]()
     for index, message in enumerate(messages):
         if message["role"] == "assistant" and (calls := message.get("tool_calls")):

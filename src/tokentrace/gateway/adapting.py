@@ -1,4 +1,4 @@
-"""Adapt messages that a template cannot render: late instructions, calls that are not JSON."""
+"""Adapt messages that a template cannot render."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile

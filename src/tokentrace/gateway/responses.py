@@ -233,7 +233,7 @@ def output_item(response: str, item: Item) -> dict[str, Any]:
 
 
 class Responses(Dialect):
-    """With logprobs, messages close only at the end: the tokens of a text are not certain before."""
+    """With logprobs, messages close at the end: a text's tokens are not certain before."""
 
     name = "responses"
     history = "input"

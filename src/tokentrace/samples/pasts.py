@@ -1,4 +1,4 @@
-"""Past turns: where a template writes a turn differently once it is past, or than its prompt.
+"""Past turns: where a template writes a turn differently once it is past.
 
 The trace shows which reasoning is left out. The rest is learned once for each kind of turn: a
 small turn is rendered as the last message, and again with other messages after it.
