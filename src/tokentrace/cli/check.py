@@ -77,14 +77,14 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     kind = kinds.pop() if kinds else STREAM
     chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     kind_of = {"engine": ROLLOUTS, "branch": STREAM}
-    useless = [f"--{name}" for name in sorted(chosen - _COMMON) if kind_of.get(name, ROWS) != kind]
+    flags = {param.name: param.opts[0] for param in ctx.command.params}
+    useless = [flags[name] for name in sorted(chosen - _COMMON) if kind_of.get(name, ROWS) != kind]
     usable = {ROWS: {"unchecked"}, ROLLOUTS: {"breaks", "masks", "logprobs", "ids"}, STREAM: set()}[kind]
     useless += [f"--allow {one}" for one in sorted({*options["allow"]} - usable)]
     useless += ["--limit"] * (kind == STREAM and "limit" in chosen)
     if useless:
-        option = useless[0].replace("sources", "source").replace("_", "-")
-        where = "with --prompt" if kind == STREAM else f"for {kind} ({inputs[0]})"
-        raise click.UsageError(f"{option} cannot be used {where}")
+        where = "with --prompt" if kind == STREAM else f"for {kind}"
+        raise click.UsageError(f"{useless[0]} cannot be used {where}")
     checks = {ROWS: _check_rows, ROLLOUTS: _check_rollouts, STREAM: _check_prompt}
     ctx.exit(1 if checks[kind](inputs, options, chosen) else 0)
 

@@ -28,7 +28,7 @@ MEDIA_PARTS = (
     *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
 )
 """Types of media parts. A part without a type has its type as a key."""
-_PART_TYPES = {*TEXT_PARTS, *MEDIA_PARTS}
+_PART_TYPES = (*TEXT_PARTS, *MEDIA_PARTS)
 
 SEPARATOR = "\n"  # of text parts, as in vLLM and TensorRT-LLM (SGLang: a space)
 _WRAPPED = "wrapped as a text part"
@@ -146,13 +146,9 @@ def _note(changes: list[Change], place: Place, before: Any, conversion: Conversi
 
 
 def _text(value: Any) -> str:
-    return (
-        ""
-        if value is _ABSENT
-        else value
-        if isinstance(value, str) and value
-        else _json(value, default=str, skipkeys=True)
-    )
+    if value is _ABSENT:
+        return ""
+    return value if isinstance(value, str) and value else _json(value, default=str, skipkeys=True)
 
 
 def _json(value: Any, **options: Any) -> str:

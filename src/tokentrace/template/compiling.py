@@ -1,4 +1,4 @@
-"""Compiles a chat template to code that works on plain values and tracks their origins separately.
+"""Compiles a chat template to code on plain values that tracks their origins separately.
 
 Jinja's own code generator handles scopes, macros and blocks. The differences:
 

@@ -85,7 +85,7 @@ _REWRITTEN: dict[str, Callable[..., Any]] = {
 
 
 def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """One of Jinja's filters, rewritten, or with checked arguments and a result of unknown origin."""
+    """One of Jinja's filters, rewritten, or with a result of unknown origin."""
     if name in _REWRITTEN or name in _AS_IT_IS:
         return _REWRITTEN.get(name, function)
     context = int(hasattr(function, "jinja_pass_arg"))  # arguments that Jinja itself puts first
