@@ -73,7 +73,7 @@ def owned(path: str, flags: int) -> int:
 
 
 def lock(file: IO[Any], problem: str) -> None:
-    """Lock an open file until it is closed. Raises InputError(problem) if another process has.
+    """Lock an open file until it is closed. Raises InputError(problem) if it is locked.
 
     Does nothing on systems and file systems without such locks.
     """

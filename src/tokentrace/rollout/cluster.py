@@ -36,7 +36,7 @@ MakeCrew = Callable[[], Crew | Awaitable[Crew]]
 
 _SHARED = "all nodes need the configuration, and all it names, on shared storage under the same paths"
 _DEATHS = 3
-"""After so many dead workers, a rollout runs alone on a new one. If that dies too, it has failed."""
+"""After so many dead workers, a rollout runs alone; if that one dies too, it failed."""
 _POLL_SECONDS = 5.0
 
 

@@ -146,7 +146,7 @@ def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
 
 
 def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Plain messages, each with its reasoning under transformers' names, in transformers' order."""
+    """Plain messages, with reasoning under transformers' names, in transformers' order."""
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)

@@ -20,7 +20,7 @@ from .strings import TracedStr, traced
 from .traced import TRACED_TYPES, TracedDict, TracedList, TracedNone, plain, wrap
 
 PLAIN = TRACED_TYPES | {str, dict, list, int, float, bool}
-"""Types of field values used as they are. Not None, which a look-up gives for a missing key, too."""
+"""Types of field values used as they are. Not None: a missing key gives it, too."""
 SIZED = frozenset({str, dict, list, TracedStr, TracedDict, TracedList})
 TEXT = frozenset({str, TracedStr})
 """Text that is joined as it is. (Markup escapes what it is joined with.)"""

@@ -157,7 +157,7 @@ def _split_normalized(
 
 
 def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator[ControlMatch]:
-    """Control tokens, leftmost and longest first, where all spans may contain them."""
+    """Control tokens, leftmost and longest first, where all spans allow them."""
     at = position = 0
     while pattern.regex is not None and (match := pattern.regex.search(text, position)):
         start = match.start()

@@ -14,7 +14,7 @@ class Kind(IntEnum):
     SAMPLED = 1
     """Returned by an engine."""
     CONTEXT = 2
-    """Text of a later message: a tool's result, a user's words, an assistant's turn from the caller."""
+    """Text of a later message: a result, a user's words, an assistant's turn from the caller."""
     SCAFFOLD = 3
     """Written by the template around such text, including the generation prompt."""
     SYNTHETIC = 4

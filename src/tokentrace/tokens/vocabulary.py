@@ -96,7 +96,7 @@ class Vocabulary:
         )
         """The id for text that the vocabulary cannot spell, if any."""
         self.plain_model = self._is_plain_model(model, pieces)
-        """Whether the model never makes a control token by itself: a plain tokenizer can share it."""
+        """Whether the model never makes a control token by itself."""
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
         """Whether the tokenizer composes Unicode (NFC) first."""
