@@ -98,10 +98,9 @@ def test_of_a_hundred_thousand_tokens_only_a_few_are_drawn(opened: Callable[...,
     page.until("/^\\d+ of 24$/.test(document.querySelector('.hits').textContent)")
     # the rail follows, and jumps
     page.until("document.querySelector('.rail [aria-current]')")
-    page.evaluate("document.querySelector('.messages').scrollTop = 0")
-    page.until("document.querySelector('.rail li button b')?.textContent === ''")
     third = "[...document.querySelectorAll('BOX')].find((one) => one.querySelector('b')?.textContent === '3')"
-    page.evaluate(f"{third.replace('BOX', '.rail li button')}.click()")
+    button = third.replace("BOX", ".rail li button")  # the rail may still be following the search
+    page.until(f"(document.querySelector('.messages').scrollTop = 0, {button} && ({button}.click(), true))")
     page.until("document.querySelector('.panel') && location.hash.includes('at=')")
     page.until(f"{third.replace('BOX', '.row .gutter')}.getBoundingClientRect().top < 200")
 
