@@ -178,7 +178,7 @@ class CallParser(ArgumentsReader):
             call.ragged = True
 
     def _head(self, call: OpenCall) -> Reading[bool]:
-        """Read the fields before the arguments, report them together; True if the arguments follow."""
+        """Read the fields before the arguments; True if the arguments follow."""
         calls, reader, grammar = self.calls, self.reader, self.calls.grammar
         fields, problem = dict[str, str](), ""
         for (lead, field), following in zip(calls.head, calls.after_field, strict=True):

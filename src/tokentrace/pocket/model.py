@@ -220,7 +220,7 @@ class PocketModel:
     def _project(
         self, layer: _Layer, norms: Floats, x: Floats, cos: Floats, sin: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return scaled queries [tokens, heads, size], and keys and values [tokens, kv heads, size]."""
+        """Scaled queries [tokens, heads, size]; keys, values [tokens, kv heads, size]."""
         projected = (self._normed(x, layer.before_attention) @ layer.qkv).reshape(
             len(x), -1, self._head_size
         )

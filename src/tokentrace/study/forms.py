@@ -188,7 +188,7 @@ class ReadCalls:
 
     @computed
     def _good(self) -> list[tuple[bool, Silence]]:
-        """The ways that are read in all cases that any way is read in, or else in the first of them."""
+        """The ways that are read whenever any way is, or else in the first case."""
         cases = []
         for after, tools in _CALL_CASES:
             cases.append([way for way in _WAYS if self._reads([USER, _calling(*way), *after], tools)])

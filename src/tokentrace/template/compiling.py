@@ -99,7 +99,7 @@ class TracingGenerator(Expressions):
             self.writeline(f"if isinstance({ref}, dict): {show}", node)
 
     def _after_store(self, target: nodes.Node, frame: Frame) -> None:
-        """Clear the origin of a stored value, which is boxed; tell the trace what a namespace stores."""
+        """Clear a stored value's origin; tell the trace what a namespace stores."""
         for part in with_children(target):
             if isinstance(part, nodes.Name):
                 self.writeline(f"{origin_name(frame.symbols.ref(part.name))} = None")

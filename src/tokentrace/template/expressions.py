@@ -209,7 +209,7 @@ class Expressions(CodeGenerator):
         self.write(")")
 
     def _text_method(self, base: Code, name: str, args: str, value: str, boxed: str) -> Code | None:
-        """A method of strings. `value` is the name for the text, `boxed` the code for other objects."""
+        """A method of strings. `value` names the text, `boxed` is code for other objects."""
         is_plain = f"type({value} := {base.value}) is str"
         text = f"({value} if len({value}) < {SMALL} else tt_paid({value}))"
         if name in ASKING_METHODS:

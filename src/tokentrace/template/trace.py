@@ -269,7 +269,7 @@ def _extend(spans: Rendering, text: TracedStr, start: int, turn: int) -> None:
 
 
 def _settle_rounds(spans: Rendering) -> None:
-    """Assign each round of a loop over something else to the one message it printed, or to none."""
+    """Assign each round of another loop to the one message it printed, or to none."""
     printed: dict[int, set[int]] = {}
     for turn, origin in zip(spans.turns, spans.origins, strict=True):
         if turn < -1:

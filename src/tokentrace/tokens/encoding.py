@@ -166,7 +166,7 @@ def encode_spans(
 
 
 def _is_composed(raw: bytes) -> bool:
-    """Whether text is in Unicode's composed form. Only non-ASCII text and what is before it matter."""
+    """Whether text is in Unicode's composed form."""
     at = np.flatnonzero(np.frombuffer(raw, np.int8) < 0)
     gaps = np.flatnonzero(np.diff(at) > _NEAR)
     bounds = zip(at[np.append(0, gaps + 1)].tolist(), at[np.append(gaps, -1)].tolist(), strict=True)

@@ -114,7 +114,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name: those of files or, without any, of the tokenizer's configuration."""
+    """Chat templates by name: of files or, without any, of the configuration."""
     configured = named_templates(config.get("chat_template"))
     configured |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))

@@ -195,7 +195,7 @@ def restore(data: bytes) -> Trajectory:
 
 
 def _scan(view: memoryview, position: int) -> tuple[list[int], str | None]:
-    """Where each whole record from `position` on ends, and why the bytes after the last are none."""
+    """Where each record from `position` on ends, and why the bytes after are none."""
     ends: list[int] = []
     while position < len(view):
         payload, problem = position + _FRONT, f"it ends inside the record that begins at byte {position}"
