@@ -21,17 +21,18 @@ def sketch(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
                 check_depth(value, Place(at, str(key)))
         content = message.get("content")
         parts = [content] if isinstance(content, (str, Mapping)) else content or ()
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+        values = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+        texts = [(text, text.lower()) for text in values if isinstance(text, str)]
         inside = tuple(
             (
                 word,
-                text.lower().count(word.lower()),
+                lower.count(word.lower()),
                 word in text,
                 text.startswith(word),
                 text.endswith(word),
             )
-            for word, text in itertools.product(words, texts)
-            if isinstance(text, str) and word.lower() in text.lower()
+            for word, (text, lower) in itertools.product(words, texts)
+            if word.lower() in lower
         )
         fields = tuple(
             sorted((str(key), _sketch(value)) for key, value in message.items() if key != "role")

@@ -71,8 +71,8 @@ class _Request(NamedTuple):
     """Texts that the turn may have and the template may look for."""
     true_context: bool = False
     """Whether the template sees the actual conversation so far, and so the real tools."""
-    real_tools: bool = True
-    """Whether the template sees the real tools. The stand-in tool renders faster."""
+    seen_tools: list[Any] | None = None
+    """What the template sees instead of the real tools. Fewer render faster."""
     message: Mapping[str, Any] = {}
     """What the turn says, if known."""
 
@@ -85,7 +85,7 @@ class _Request(NamedTuple):
 
     @property
     def visible_tools(self) -> Any:
-        return self.tools if self.real_tools or not self.tools else [STAND_IN_TOOL]
+        return self.tools if self.seen_tools is None or not self.tools else self.seen_tools
 
     def check(self, continuation: Continuation) -> BridgeRefusal | None:
         return seams.check_continuation(continuation, true_context=self.true_context)
@@ -107,7 +107,7 @@ class _Proof:
 
     context: Messages
     stand_in: StandIn
-    real_tools: bool
+    seen_tools: list[Any] | None
     true_context: bool
     rewrites: tuple[_Rewrite, ...] = ()
     message: Mapping[str, Any] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class Bridger:
 
     def _proven(self, request: _Request, proof: _Proof) -> Outcome:
         request = request._replace(
-            true_context=proof.true_context, real_tools=proof.real_tools, message=proof.message
+            true_context=proof.true_context, seen_tools=proof.seen_tools, message=proof.message
         )
         return self._continue(request, proof.context, proof.stand_in)
 
@@ -250,16 +250,18 @@ class Bridger:
     def _remembered(
         self, request: _Request, has_call: bool | None = None, alike: Sequence[_Context] = ()
     ) -> _Proof | BridgeRefusal:
-        contexts = alike or self._contexts(bool(request.tools))
-
         def is_reusable(proof: _Proof | BridgeRefusal) -> bool:
             """Other refusals depend on the text."""
             return isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
 
         named = tuple((call.result, call.name is None) for call in request.calls)
-        numbers = tuple(context.number for context in contexts)
+        numbers = tuple(context.number for context in alike)
+
+        def prove() -> _Proof | BridgeRefusal:
+            return self._prove(request, has_call, alike or self._contexts(bool(request.tools)))
+
         key = (request.key, named, tuple(request.words), has_call, numbers)
-        return self.cache.once(key, lambda: self._prove(request, has_call, contexts), keep=is_reusable)
+        return self.cache.once(key, prove, keep=is_reusable)
 
     def _prove(
         self, request: _Request, has_call: bool | None, contexts: Sequence[_Context]
@@ -273,11 +275,13 @@ class Bridger:
         if isinstance(base, BridgeRefusal):
             return base
         context, stand_in, expected = base
-        if request.tools and not request.true_context and not expected.shows_tools:
-            quicker = request._replace(real_tools=False)
+        seen_tools = None
+        can_change = request.tools and not request.true_context and not expected.shows_tools
+        for fewer in ([STAND_IN_TOOL], []) if can_change else ():
+            quicker = request._replace(seen_tools=fewer)
             actual = self._continue(quicker, context, stand_in)
             if actual and actual.tail == expected.tail:
-                request = quicker
+                seen_tools, request = fewer, quicker if fewer else request
         rewrites: dict[_Rewrite, None] = {}
         inline = (seams.INLINE,) if self.as_inference and not stand_in.calls else ()
         forms = [stand_in] if request.message else [*seams.variants(stand_in), *inline]
@@ -308,7 +312,7 @@ class Bridger:
             ):
                 rewrites[rewrite] = None
         past = tuple(rewrites) if self.as_inference else ()
-        return _Proof(context, stand_in, request.real_tools, request.true_context, past, request.message)
+        return _Proof(context, stand_in, seen_tools, request.true_context, past, request.message)
 
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]

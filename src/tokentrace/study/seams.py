@@ -239,14 +239,14 @@ def check_continuation(continuation: Continuation, *, true_context: bool = False
         if origin is None or origin.source != "messages" or origin.is_role:
             continue
         message = origin.message if origin.message is not None else -1
+        if start >= cut if message >= first else stop <= cut:
+            continue
         path = ".".join(map(str, origin.path)) or "text"
-        if message >= first and start < cut:
+        if message >= first:
             problem = (
                 f"the template writes its {path} before the assistant's turn, so the past would change"
             )
             return BridgeRefusal(RefusalReason.MOVED, problem, message - first)
-        if message >= first or stop <= cut:
-            continue
         if message < first - 1:
             if not true_context:
                 problem = f"the template writes {path} of an earlier message after the assistant's turn"
