@@ -1,8 +1,4 @@
-"""Junk arguments to every public entry point: a call returns a result or raises a `TokentraceError`.
-
-Each call has valid arguments, but for one, or a value inside it, that is replaced by junk. All choices are drawn from
-a seed, and a failure names its seed.
-"""
+"""Junk arguments to every public entry point: a call returns a result or raises a `TokentraceError`."""
 
 import asyncio
 import contextlib

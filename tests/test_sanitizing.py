@@ -1,8 +1,4 @@
-"""The comparison of docs/security.md: `sanitize_control_tokens` of transformers, and the text that it does not catch.
-
-It marks whole control tokens in messages before the template runs. If the template itself builds one out of a user's
-text, by a filter or by joining two texts, it still becomes a control token.
-"""
+"""The comparison of docs/security.md: `sanitize_control_tokens` of transformers, and the text that it does not catch."""
 
 from importlib.metadata import version
 from typing import Any

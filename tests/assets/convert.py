@@ -1,8 +1,4 @@
-"""Published vocabularies into `tokenizer.json`: tiktoken ranks, Tekken, and a SentencePiece BPE listing.
-
-A rank is both a token's id and its merge priority, so the merges that lead to a token are all its splits into
-two known tokens, at that token's place in the order. The same input always gives the same bytes.
-"""
+"""Published vocabularies into `tokenizer.json`: tiktoken ranks, Tekken, and a SentencePiece BPE listing."""
 
 import base64
 import io

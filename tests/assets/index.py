@@ -1,8 +1,4 @@
-"""Finds and downloads files from the package index that pip is configured with.
-
-pip itself would build an sdist's metadata before handing the file over, so only pip's *settings* are used:
-the index, extra indexes, certificate and trusted hosts, from its environment and configuration files.
-"""
+"""Finds and downloads files from the package index that pip is configured with."""
 
 import ast
 import base64

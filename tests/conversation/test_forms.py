@@ -202,6 +202,6 @@ def test_a_role_that_the_template_prints_is_accepted(any_family: str) -> None:
 
 def test_a_result_of_records_keeps_all_fields() -> None:
     renderer = make_renderer("qwen3")
-    records = [{"title": "First", "text": "one"}, {"type": ["a", "b"], "name": "Luigi"}]
+    records = [{"title": "First", "text": None}, {"type": ["a", "b"]}, {"type": "dir"}, {"type": "file", "path": "a"}]
     text = renderer.render([user("Hi."), {"role": "tool", "content": records}]).text
     assert json.dumps(records) in text

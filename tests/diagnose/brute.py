@@ -1,8 +1,4 @@
-"""The oracle of audits: every append is rendered by transformers' own Jinja, and compared as text.
-
-No verdict here uses tokentrace. Tokenizers consist of the template's control tokens and single bytes: what a template
-does to text does not depend on the vocabulary.
-"""
+"""The oracle of audits: every append is rendered by transformers' own Jinja, and compared as text."""
 
 import json
 import random

@@ -92,10 +92,24 @@ def test_exported_rows_give_the_report_of_their_trajectories(tmp_path: Path, nam
     assert places(report.causes) == {Cause.JSON_FORMAT: 1}
     assert counts["trained"] == counts["sampled"] == sum(sample.trained for sample in samples)
     assert not report.faults
-    wrong = samples[0].replace(mask=np.ones(len(samples[0]), np.bool_))
-    write_samples(tmp_path / f"wrong-{name}", [wrong])
-    report = report_of(tmp_path / f"wrong-{name}")
-    assert report.faults[Cause.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
+    size, sampled = len(samples[0]), samples[0].trained
+    for mask, cause, count in ((1, Cause.TRAINED_UNSAMPLED, size - sampled), (0, Cause.SAMPLED_UNTRAINED, sampled)):
+        write_samples(tmp_path / f"wrong-{name}", [samples[0].replace(mask=np.full(size, mask, np.bool_))])
+        assert report_of(tmp_path / f"wrong-{name}").faults[cause].tokens == count
+
+
+def test_an_exported_row_that_was_cut_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    samples = list(trajectory_samples(recorded(clean("pocket")[0])))
+    write_samples(path, [samples[0].replace(name="a\u2028b\x85")])
+    [line] = path.read_text(encoding="utf-8").splitlines()  # no character within a row ends a line
+    row = json.loads(line)
+    row |= {
+        key: value[:-9] for key, value in row.items() if isinstance(value, list) and len(value) == row["num_tokens"]
+    }
+    path.write_text(json.dumps(row), encoding="utf-8")
+    report = check_rollouts(str(path), renderer_of("pocket"))
+    assert "num_tokens" in report.unread["could not be read"].examples[0].words
 
 
 def test_sessions_of_a_store_are_inspected_with_their_requests(tmp_path: Path) -> None:

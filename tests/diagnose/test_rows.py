@@ -250,6 +250,7 @@ PROMPT = RENDERER.render(MESSAGES, tools=SIMPLE, add_generation_prompt=True).ids
 SPACED = arguments('{"city":"Paris","unit":"celsius"}')
 TURN = int(np.flatnonzero(MASK)[0])
 STOP = int(np.flatnonzero(MASK & (RENDERER.tokenizer.token_id("<|end|>") == IDS))[0])
+THINK = int(np.flatnonzero(RENDERER.tokenizer.token_id("<think>") == IDS)[0])
 CAUSES: dict[str, tuple[Any, Cause, str]] = {
     "BOS doubled": ([IDS[0], *IDS], Cause.BOS_DOUBLED, "found `<|bos|>`"),
     "BOS missing": (IDS[1:], Cause.BOS_MISSING, "expected `<|bos|>`"),
@@ -263,6 +264,7 @@ CAUSES: dict[str, tuple[Any, Cause, str]] = {
     "cut at the beginning": (IDS[200:], Cause.CUT, f"(200 of {len(IDS)} tokens), found nothing"),
     "tools": (edited(lambda row: row.pop("tools")), Cause.TOOLS_MISSING, ""),
     "other tools": (edited(lambda row: row["tools"].pop()), Cause.CHANGED_TOOLS, ""),
+    "space of reasoning": (np.delete(IDS, THINK + 1), Cause.WHITESPACE, "message 1 (assistant), reasoning"),
     "reasoning": (edited(lambda row: row["messages"][1].pop("reasoning_content")), Cause.STRIPPED_REASONING,
                   "message 1 (assistant)"),
     "system": (edited(lambda row: row["messages"].insert(0, system("You are a pirate."))), Cause.CHANGED_SYSTEM, ""),
@@ -389,6 +391,7 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     assert units(report.causes) == {Cause.BOS_DOUBLED: 7}
     assert units(report.mask) == {("assistant", "stop", Cause.MASK_MISSING): 2}
     assert [len(tally.examples) for tally in report.outcomes.values()] == [0, EXAMPLES, 2, 1, 0]
+    assert len(report.causes[Cause.BOS_DOUBLED].examples) == EXAMPLES
     assert report.outcomes[Outcome.BAD].examples[0].where.endswith("row 18")
     assert report.counts["tokens"] == report.counts["expected_tokens"] + 7
     assert report.counts["trained"] == report.counts["expected_trained"] - 2

@@ -1,8 +1,4 @@
-"""Families with small vocabularies: a token for every byte, and the family's own control tokens.
-
-A grammar depends only on a template and on the names of control tokens, so it is the same as with the whole vocabulary
-(`test_derive_families` compares both); loading a small one takes milliseconds instead of seconds.
-"""
+"""Families with small vocabularies: a token for every byte, and the family's own control tokens."""
 
 import json
 from functools import cache

@@ -271,6 +271,26 @@ def test_reasoning_that_is_rewritten_in_a_part_is_not_taken_for_what_was_sampled
     assert served.state("part")["turns"] == 1
 
 
+def test_errors_of_a_continued_session_name_the_item_of_the_request(served: Served) -> None:
+    echo = served.chat("place", {"messages": [ASK]})[1]["choices"][0]["message"]
+    reply = {"role": "assistant", "content": echo["content"] or "Yes."}
+    picture = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {}}]}
+    body = {
+        "system": "s",
+        "instructions": "s",
+        "max_tokens": 4,
+        "input": [ASK, reply, ASK | {"content": [{"type": "input_image"}]}],
+    }
+    body |= {"messages": [ASK, reply, picture]}
+    for path, place in (
+        ("chat/completions", "messages.2.content.1"),
+        ("messages", "messages.2"),
+        ("responses", "input.2"),
+    ):
+        error = served.call("POST", f"/sessions/place/v1/{path}", body)[1]["error"]
+        assert place in (error.get("param"), error["message"].partition(": ")[0]), error
+
+
 def test_any_name_of_an_ignored_field_fits_into_a_header(served: Served) -> None:
     """The turn is stored already, so the answer must not fail because of the header that lists the field."""
     names = [*map(chr, range(32)), "\x7f", "\x85", "é", "\u2028", "🌞", "a" * 2000]

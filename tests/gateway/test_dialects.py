@@ -284,10 +284,10 @@ def test_text_and_arguments_come_as_they_are_sampled(client: Client) -> None:
 @pytest.mark.parametrize("stop", ["three", "x", "\n"])
 def test_a_stop_text_ends_the_content(client: Client, stop: str) -> None:
     options = AnswerOptions(**client.options)
-    for size in (1, 3, 50):
-        choice = from_text(pocket(), f"One two th{stop} four", options, stop=[stop, "zz"], stops=False, size=size)
+    for size, text in itertools.product((1, 3, 50), ("One two th", "One <tool_call>{")):
+        choice = from_text(pocket(), f"{text}{stop} four", options, stop=[stop, "zz"], stops=False, size=size)
         answer = client.check(head_of(pocket(), **client.options), choice)
-        assert client.message(answer)["content"] == "One two th"
+        assert client.message(answer)["content"] == text
         assert (choice.reply.stopped_by, choice.reply.finish_reason) == (stop, "stop")
     if client.dialect is Messages:
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
@@ -382,7 +382,8 @@ def test_legacy_functions_are_answered_with_a_function_call() -> None:
     streamed_call = {name: "".join(call_delta.get(name, "") for call_delta in calls) for name in call}
     assert (deltas[-1]["finish_reason"], streamed_call) == ("function_call", call)
     assert not any("tool_calls" in json.dumps(each) for each in [answer, *deltas])
-    [echo] = from_openai([answer["message"]])
+    echo, result = from_openai([answer["message"], {"role": "function", "name": "look", "content": "Here."}])
+    assert result == {"role": "tool", "name": "look", "content": "Here."}
     [call_again] = echo["tool_calls"]
     assert call_again["function"] == call
 

@@ -134,7 +134,10 @@ def test_changes_to_a_session_at_one_gateway_hold_at_the_other(place: str) -> No
         with pytest.raises(Refused) as refused:
             agent.ask(one.url)
         assert (refused.value.status, refused.value.body["error"]["code"]) == (403, "budget_exhausted")
-        assert other.call("PATCH", "/sessions/s", {"settings": {"sampling": {"max_tokens": 2}}})[0] == 200
+        assert (
+            other.call("PATCH", "/sessions/s", {"settings": {"max_turns": None, "sampling": {"max_tokens": 2}}})[0]
+            == 200
+        )
         assert agent.ask(one.url).tokens == 2
         assert one.call("POST", "/sessions/s/seal")[1]["state"] == "sealed"
         for stream in (False, True):

@@ -1,8 +1,4 @@
-"""OpenAI's and Anthropic's own clients: every way that they have to request an answer, streamed or not.
-
-Each way has the same conversation, in which the client sends answers back in its own form. The record must then be
-one row, with exactly the tokens that the engine saw.
-"""
+"""OpenAI's and Anthropic's own clients: every way that they have to request an answer, streamed or not."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,4 @@
-"""Rows for slime, SkyRL and OpenRLHF: the data of the trajectory in the recorded shapes of these libraries.
-
-The recipes of the guide run unchanged, with our agent and stand-ins for their imports. The parts of verl's integration
-that do not need verl are tested here, too.
-"""
+"""Rows for slime, SkyRL and OpenRLHF: the data of the trajectory in the recorded shapes of these libraries."""
 
 import asyncio
 import dataclasses

@@ -1,7 +1,4 @@
-"""Calls in every format: those written well, and cases that parsers of calls are known to get wrong.
-
-Every attempt is kept and none is invented: its `status` says what is wrong with it, and its text is in `raw`.
-"""
+"""Calls in every format: those written well, and cases that parsers of calls are known to get wrong."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -361,6 +358,7 @@ PYTHON_CALLS = {
     "[f(x=1e999)]": (MALFORMED, None),
     '[f(a="\\ud83d\\ude00")]': (OK, {"a": "😀"}),
     '[f(a="x\ny", b=2)]': (OK, {"a": "x\ny", "b": 2}),
+    '[f(from="a,\n)", user-id=["b"],\n)]': (OK, {"from": "a,\n)", "user-id": ["b"]}),
 }
 ONE_KEY = CallGrammar(Style.JSON_CALL, open="<x>", close="</x>", named_key=True)
 

@@ -1,7 +1,4 @@
-"""No text ends an argument: a value that spells delimiters in ordinary tokens is read back, or reported.
-
-Where a delimiter is a control token, only that token is the delimiter, whatever letters stand in a string.
-"""
+"""No text ends an argument: a value that spells delimiters in ordinary tokens is read back, or reported."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,4 @@
-"""Settings that keep reasoning and write history unaltered, for every family's template over the whole matrix.
-
-Only text is compared, so the tokenizers are small: one token per byte, plus the template's control tokens.
-"""
+"""Settings that keep reasoning and write history unaltered, for every family's template over the whole matrix."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Loss masks compared with other implementations: generation tags, TRL's trainer, and Prime Intellect's renderers.
-
-Each known difference is listed with its cause, and code classifies it: a difference without a listed cause fails.
-"""
+"""Loss masks compared with other implementations: generation tags, TRL's trainer, and Prime Intellect's renderers."""
 
 import copy
 import json

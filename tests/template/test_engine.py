@@ -1,8 +1,4 @@
-"""Templates render the same text as in transformers, and every character is credited to its field.
-
-The oracles are transformers' own environment, and signed texts: each field contains a letter that occurs in no other,
-so that the output itself shows the field of a text.
-"""
+"""Templates render the same text as in transformers, and every character is credited to its field."""
 
 import itertools
 import json

@@ -1,7 +1,4 @@
-"""A traced string equals the plain string, and knows the origin of each of its characters. So does its JSON.
-
-Each origin has its own set of letters and spaces, so that any result shows the origin of its characters.
-"""
+"""A traced string equals the plain string, and knows the origin of each of its characters. So does its JSON."""
 
 import copy
 import json

@@ -25,7 +25,6 @@ COMMANDS = {
 }
 """Each command, which is also the name of its function, and what it does."""
 _MODULES = {"families": "render", "view": "render", "keys": "export"}
-"""Commands in modules of another name."""
 
 
 def command(function: Callable[..., Any]) -> click.Command:

@@ -14,11 +14,8 @@ from .output import ProgressBars, note, show_report, working
 
 _TEMPLATE = frozenset({"tools", "kwargs", "renderer", "chat_template"})
 _COMMON = _TEMPLATE | {"tokenizer", "prompt", "limit", "allow", "html", "as_json", "quiet"}
-"""Options for every kind of file."""
 _CHECK_ONLY = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
-"""Options for rows that are not settings of `tokenize`."""
 ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next prompt"
-"""What a file can hold."""
 
 
 @command

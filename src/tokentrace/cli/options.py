@@ -15,7 +15,6 @@ from ..files import unwritable
 Option = Callable[[Any], Any]
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
 DEBUG = "tokentrace.debug"
-"""The context key of --debug."""
 INPUT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 

@@ -26,7 +26,6 @@ _OF_JOB = (
     *("tokenizer", "output", "trainer", "workers", "ray", "split", "overwrite"),
     *("stats", "show", "html", "as_json", "quiet"),
 )
-"""Options that are not settings of rows."""
 
 
 @command

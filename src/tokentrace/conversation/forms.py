@@ -28,7 +28,8 @@ MEDIA_PARTS = (
     *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
 )
 """Types of media parts. A part without a type has its type as a key."""
-_PART_TYPES = (*TEXT_PARTS, *MEDIA_PARTS)
+_OF_MEDIA = frozenset({*MEDIA_PARTS, "source", "url", "data", "base64", "file_id", "file_data"})
+"""Keys of media parts. A tool's result may list files: ``{"type": "file", "path": "a"}``."""
 
 SEPARATOR = "\n"  # of text parts, as in vLLM and TensorRT-LLM (SGLang: a space)
 _WRAPPED = "wrapped as a text part"
@@ -207,7 +208,11 @@ def _arguments(arguments: Any, form: Any, place: Place) -> Conversion:
 
 def _is_part(item: Any) -> bool:
     """True for a part of content. A tool's result without any is a JSON value."""
-    return isinstance(item, str) or item.get("type") in _PART_TYPES or item.keys() == {"text"}
+    if isinstance(item, str) or item.keys() == {"text"}:
+        return True
+    kind = item.get("type")
+    is_media = isinstance(kind, str) and kind in MEDIA_PARTS and not _OF_MEDIA.isdisjoint(item)
+    return is_media or (isinstance(kind, str) and kind in TEXT_PARTS)
 
 
 def _text_of(part: Any, place: Place) -> str:

@@ -133,7 +133,7 @@ def check_content(place: Place, role: str, content: Any) -> None:
     else:
         for inner, part in place.each(content):
             if isinstance(part, Mapping):
-                if "text" in part:
+                if "text" in part and role not in RESULT_ROLES:
                     inner.string(part, "text")
                 check_depth(part, inner)
             elif not isinstance(part, str):

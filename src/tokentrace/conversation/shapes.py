@@ -74,8 +74,9 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 
 
 def from_openai(messages: Any) -> list[Fields]:
-    """`messages`, with legacy ``function_call`` as ``tool_calls``. Raises InputError for both."""
+    """`messages`, with legacy ``function_call`` and its result as a tool's. Raises InputError for both."""
     converted: list[Fields] = []
+    is_legacy = False
     for place, message in placed(messages):
         call, field = message.get("function_call"), place.at("function_call")
         if call is not None and message.get("role") == "assistant":
@@ -85,6 +86,9 @@ def from_openai(messages: Any) -> list[Fields]:
             _call(field, function, "arguments", ARGUMENTS)
             message = {key: value for key, value in message.items() if key != "function_call"}
             message["tool_calls"] = [{"type": "function", "function": function}]
+        elif message.get("role") == "function" and is_legacy:
+            message = {**message, "role": "tool"}
+        is_legacy = is_legacy if message.get("role") == "tool" else call is not None
         converted.append(message)
     return converted
 

@@ -27,7 +27,6 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _ROWS = re.compile(r"(?!(.*/)?(\.|(dataset_(infos?|dict)|state)\.json$)).*\.((nd|)jsonl?(\.gz)?|parquet)")
 _TRAINING = frozenset({"train", "training"})
 _SPLITS = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
-"""Words in names of files and folders that name a split."""
 
 BATCH_ROWS = 256
 BATCH_BYTES = 1 << 20
@@ -50,7 +49,6 @@ class Source:
     path: str
     format: Format
     size: int
-    """In bytes of text, or rows of a table."""
     origin: str = ""
     copy: _Copy | None = field(default=None, compare=False)
 

@@ -26,7 +26,6 @@ GROUP_BYTES = 1 << 24
 """The size of a row group: about a million tokens."""
 
 Columns = Mapping[str, Any]
-"""Arrow types: a name, a list of one type, a struct."""
 _PER_TOKEN = {
     "input_ids": ("ids", "int32"),
     "loss_mask": ("mask", "bool_"),
@@ -37,7 +36,6 @@ _PER_TOKEN = {
     "logprobs": ("logprobs", "float32"),
     "advantages": ("advantages", "float32"),
 }
-"""Columns with an entry per token: the attribute of `Sample`, and the type."""
 ROLLOUT: Columns = {
     "branch": "int32",
     "reward": "float64",
@@ -55,7 +53,6 @@ CHANNELS: Columns = {
     "routed_experts": [[["int32"]]],
     "channels": "string",
 }
-"""More values per token; ``channels`` is JSON."""
 _COLUMNS: Columns = {
     **{name: [kind] for name, (_, kind) in _PER_TOKEN.items()},
     **dict.fromkeys(("num_tokens", "num_trained", "num_messages"), "int32"),
@@ -126,7 +123,6 @@ _SHAPES: Mapping[str, Callable[[Any], Any]] = {
     "top_logprobs": lambda entry: entry and [{"id": id, "logprob": logprob} for id, logprob in entry],
     "routed_experts": lambda entry: entry if not entry or isinstance(entry[0], list) else [entry],
 }
-"""How the entries of channels with a column are written."""
 
 
 def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
@@ -250,7 +246,9 @@ _LEGEND = {
 def metadata_text(metadata: Mapping[str, Any]) -> bytes:
     """A file's metadata as JSON, with a legend of numbers."""
     try:
-        return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
+        return json.dumps(
+            {**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False, allow_nan=False
+        ).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SampleError(f"metadata must be JSON values: {error}") from error
 
@@ -370,12 +368,16 @@ def metadata_path(path: Path) -> Path:
     return path.with_name(path.name + ".metadata")
 
 
+_LINE_ENDS = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}
+
+
 def _lines(table: Any) -> Iterator[bytes]:
     """Yield rows as JSON. NaN, for what was not sampled, becomes null."""
     for row in table.to_pylist():
         for name in {"logprobs", "advantages"} & row.keys():
             row[name] = row[name] and [None if math.isnan(value) else value for value in row[name]]
-        try:
-            yield json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        try:  # some readers take these characters for line ends
+            line = json.dumps(row, ensure_ascii=False, allow_nan=False)
         except ValueError:
             raise InputError("JSON has no infinite numbers: write a .parquet file") from None
+        yield line.translate(_LINE_ENDS).encode() + b"\n"

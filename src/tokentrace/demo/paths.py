@@ -35,7 +35,6 @@ from .questions import FollowUps, pick_questions, question_reward, question_task
 Row = tuple[Ids, npt.NDArray[np.bool_]]
 """What a trainer gets: ids, and True for each that carries loss."""
 NamedBreak = tuple[str, Break]
-"""The name of a rollout, and a break in it."""
 Score = Callable[[TokenIds], Floats]
 Progress = Callable[[str, int, int], None]
 BUDGET = Budget(turns=16, turn_tokens=256)

@@ -39,13 +39,11 @@ _CALLING = (
     *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
     *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
-"""Reasoning, content and arguments. Every pair of values occurs."""
 NO_END = "the row ends before the model's stop token (final_stop=True adds it)"
 _ALTERED = " is not written verbatim"
 _EXCERPT = 48
 _DECLARED = "with declared tools"
 _LONG = 6
-"""Rounds of tools, and earlier answers, in the longest histories."""
 _SPACED = f"\n {ANSWER} \n"
 _ARGUMENTS = {
     "object": {"key": "value"},

@@ -32,7 +32,6 @@ from .finding import Cause
 from .records import Mask
 
 READ = 65_536
-"""Tokens on either side of a difference to read as text."""
 _ROLE = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
 )

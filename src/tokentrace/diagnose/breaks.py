@@ -25,7 +25,6 @@ _LATER = 8
 _CONTEXT = frozenset(
     {Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION, Cause.REWRITTEN_CALL, Cause.UNKNOWN}
 )
-"""Causes that comparing the conversations proves or disproves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

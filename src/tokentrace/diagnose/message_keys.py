@@ -20,7 +20,6 @@ Message = Mapping[str, Any]
 Key = bytes
 """A digest of a conversation, with its tools and template variables."""
 Meaning = Callable[[Message], Any]
-"""Reduces a message to what counts."""
 _PART_NOISE = {"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"}
 NOISE = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
 """Fields that agents change, and that no template prints. A part's id names a file."""

@@ -47,7 +47,6 @@ _NAMES = (
     *("rollout_id", "session_id", "trajectory_id", "conversation_id", "episode_id"),
     *("request_id", "rollout", "session", "uid", "name"),
 )
-"""Fields that name the rollout of a line."""
 _LISTS = ("calls", "turns", "steps", "entries", "trace", "trajectory")
 """Lists of calls. They take precedence over tokens next to them."""
 _IGNORED = (
@@ -236,7 +235,9 @@ class Fields:
             kinds = check_integers(self.value["kinds"], self.field("kinds"))
             if len(kinds) != total:
                 raise InputError(f"has {len(kinds):,} entries for {total:,} ids", field=self.field("kinds"))
-            sampled = mask & (kinds == Kind.SAMPLED)
+            sampled = kinds == Kind.SAMPLED
+            if (count := self.value.get("num_tokens", total)) != total:
+                raise InputError(f"is {brief(count)}, but there are {total:,} ids", field="num_tokens")
         messages, tools, *causes = map(self.value.get, ("messages", "tools", "cause", "cause_detail"))
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
         request = exchange(messages, tools) if "cause" not in self.value else {}

@@ -105,9 +105,10 @@ class Report(ShowsItself):
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         contrasts: list[Contrast] = []
-        examples: list[list[str | Cell]] = []
+        examples, shown = list[list[str | Cell]](), set[int]()
         for key, tally in (pair for table in self.tables for pair in self.ranked(table)):
-            for one in tally.examples:
+            for one in (one for one in tally.examples if id(one) not in shown):
+                shown.add(id(one))
                 link = f"diff={len(contrasts)}" if one.contrasts else ""
                 examples.append([Cell(one.where, link=link), str(key), one.words])
                 contrasts += (

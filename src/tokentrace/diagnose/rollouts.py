@@ -31,7 +31,6 @@ from .records import Call, Line, Mask, Rollout, Row
 from .report import Example, Report, Seen, Tallies, Tally
 
 _RECENT = 3
-"""Recent conversations to search for the origin of a request."""
 _TRACE = 8
 """Tokens at either end of a completion to search for in a later prompt."""
 _DIGEST = re.compile("[0-9a-f]{16,}")
@@ -69,7 +68,7 @@ class CheckedRollout:
     def __init__(self, rollout: Rollout, model: Any = None) -> None:
         self.rollout, self.model = rollout, model
         tokenizer = getattr(model, "tokenizer", model)
-        self._size = 1 << 31 if tokenizer is None else tokenizer.vocabulary.size
+        self.size = 1 << 31 if tokenizer is None else tokenizer.vocabulary.size
         self.counts: Counter[str] = Counter(rollouts=1)
         self.steps: list[Relation] = []
         self.tips: list[Tip] = []
@@ -116,10 +115,10 @@ class CheckedRollout:
                 return
         if call.start == size:
             self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty", 0)
-        if len(outside := stream[stream >= self._size]):
-            words = f"id {int(outside[0])}, but the vocabulary has {self._size:,} ids"
-            self._report(Cause.NO_TOKEN, call.where, words, len(outside))
         step, tip, shared = self._place(call)
+        for at in (outside := np.flatnonzero(stream[shared:] >= self.size) + shared)[:1].tolist():
+            words = f"id {stream[at]} at {at:,}, but the vocabulary has {self.size:,} ids"
+            self._report(Cause.NO_TOKEN, call.where, words, len(outside), at)
         self.steps.append(step)
         numbers = np.arange(size) - call.start + self.counts["sampled"]
         numbers[: call.start] = -1
@@ -138,11 +137,17 @@ class CheckedRollout:
 
     def _check_mask(self, row: Row) -> None:
         sampled = np.zeros(len(row.ids), np.bool_)
+        if self._derived and row.sampled is not None:
+            sampled |= row.sampled
         for call in self.rollout.calls:
             if common_prefix(row.ids, call.stream) == len(call.stream):
                 sampled[call.start : len(call.stream)] = True
-        # a token that another row of the rollout trains is sampled here, but not trained
-        self._train(row.where, row.mask, row.sampled if self._derived else sampled)
+        for other in self.rollout.rows if self._derived else ():
+            if not (sampled & ~row.mask).any():
+                break
+            shared = common_prefix(row.ids, other.ids)  # what another row trains there is not missing
+            sampled[:shared] &= row.mask[:shared] | ~other.mask[:shared]
+        self._train(row.where, row.mask, None if self._derived and row.sampled is None else sampled)
 
     def _place(self, call: Call) -> tuple[Relation, Tip | None, int]:
         """How a call continues, its closest tip, and what they share."""
@@ -308,7 +313,7 @@ class RolloutReport(Report):
 
 
 def check_rollouts(
-    inputs: Sequence[str],
+    inputs: Sequence[str] | str,
     model: Any = None,
     *,
     limit: int | None = None,
@@ -317,7 +322,7 @@ def check_rollouts(
 ) -> RolloutReport:
     """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
 
-    - `inputs`: what `read_rollouts` takes.
+    - `inputs`: what `read_rollouts` takes, or one name.
     - `model`: the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
     - `limit`: the most rollouts to check.
     - `engine`: connects to an `Engine` to compare logprobs with.
@@ -332,7 +337,8 @@ def check_rollouts(
         if engine is not None:
             connected = stack.enter_context(runner).run(engine())
             stack.callback(lambda: runner.run(connected.close()))
-        for rollout in read_rollouts(inputs, progress=progress, note=report.notes.append):
+        names = [inputs] if isinstance(inputs, str) else inputs
+        for rollout in read_rollouts(names, progress=progress, note=report.notes.append):
             if limit is not None and report.total == limit:
                 report.stopped = True
                 break
@@ -350,7 +356,8 @@ def check_rollouts(
                 pairs = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
                 plain = (one for one in pairs if one[0].temperature in (None, 1))
-                usable = [one for one in plain if np.isfinite(one[1]).all()]
+                fits = tip.stream.max(initial=0) < checked.size
+                usable = [one for one in plain if fits and np.isfinite(one[1]).all()]
                 skipped += len(pairs) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
                 for call, logprobs in usable:

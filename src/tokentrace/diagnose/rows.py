@@ -36,10 +36,8 @@ _MOST = 8
 _PROMPT = len(Part)
 _PARTS = (*(part.name.lower().replace("_", " ") for part in Part), "generation prompt")
 _UNEXPECTED = {-1: "added tokens", -2: "padding"}
-"""Tokens that replace no expected token, by the code of their place."""
 _MASK_CAUSES = (Cause.MASK_ADDED, Cause.MASK_MISSING)
 _ROW_CAUSES = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
-"""Causes of breaks that have another name in rows."""
 
 
 class Outcome(StrEnum):
@@ -79,7 +77,7 @@ class CheckedRow:
         example = Example(self.where, self.reason or "; ".join(words), self.findings, self.contrasts)
         differs = self.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
         yield Seen("outcomes", self.outcome, 0, example if differs else None)
-        yield from (Seen("causes", cause) for cause in self.causes)
+        yield from (Seen("causes", cause, 0, example) for cause in self.causes)
         yield from (Seen("mask", (one.where, one.field, one.cause), one.tokens) for one in mask)
         if self.reason:
             yield Seen("reasons", self.reason)
@@ -122,7 +120,7 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
     for name in (ids_column, mask_column):
         if name is not None and value.get(name) is None:
             raise InputError("the row has no such column, or it is empty", field=name)
-    name = ids_column or first_of(value, IDS)
+    name = ids_column or first_of(value, IDS) or next((each for each in IDS if each in value), None)
     if name is None:
         raise InputError(f"the row holds no ids; it is {brief(value)}; looked for: {', '.join(IDS)}")
     ids = check_ids(value[name], name)
@@ -338,7 +336,7 @@ class _Comparison:
             Cause.BOS_DOUBLED: bos and self.ids[0] == bos_token,
             Cause.BOS_ADDED: bos,
             Cause.GENERATION_PROMPT: new and last and np.array_equal(theirs, self.checker.prompt),
-            Cause.STRIPPED_REASONING: gone and (parts == Part.REASONING).all(),
+            Cause.STRIPPED_REASONING: gone and ends is None and (parts == Part.REASONING).all(),
             Cause.SYSTEM_MISSING: scaffold and (turn or 2 * int((messages < 0).sum()) > len(messages)),
             Cause.SYSTEM_ADDED: new and first and other_turn,
             Cause.STOP_TOKEN: ending and ends and other_ends,

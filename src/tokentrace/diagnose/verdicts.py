@@ -13,7 +13,6 @@ from .finding import WordedEnum
 
 FLAWS = frozenset({"refused", "turn", "past", "lost", "lost after"})
 _TURN_FLAWS = frozenset({"refused", "turn", "lost", "end"})
-"""Flaws of a turn itself, whatever follows."""
 _TOOLS = (Append.TOOL, Append.PARALLEL)
 _BOTH = (*_TOOLS, Append.TOOL_USER, Append.USER)
 

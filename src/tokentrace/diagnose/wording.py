@@ -11,7 +11,6 @@ from typing import Any
 from ..study.turns import common_prefix
 
 _END = 10_000
-"""Characters at either end of a text to read."""
 _QUOTED = 80
 _SHORT_NOTE = 300
 _NAMES = (

@@ -23,7 +23,6 @@ from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, Sampli
 
 Answer = TypeVar("Answer")
 TokenBytes = Callable[[int], bytes]
-"""The bytes of an id, control tokens included: ``vocabulary.token_bytes``."""
 
 
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:

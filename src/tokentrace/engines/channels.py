@@ -14,7 +14,6 @@ from .errors import EngineAnswerError
 
 Experts = npt.NDArray[Any]
 Ranked = Sequence[tuple[int, float | None]]
-"""The likeliest ids at one position, with their logprobs."""
 TOP_LOGPROBS = "top_logprobs"
 """The channel of each token's likeliest ids, as ``(id, logprob)``, best first."""
 ROUTED_EXPERTS = "routed_experts"

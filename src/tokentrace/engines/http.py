@@ -41,7 +41,6 @@ _EVENT_BYTES = 16 << 20
 _CONNECTIONS = 1000
 _CONNECT_SECONDS = 10.0
 _PAUSES = (0.5, 30.0)
-"""The first and the longest pause between tries, in seconds."""
 _LONGEST_RETRY_AFTER = 120.0
 """A server that asks for a longer pause counts as unavailable."""
 _LINGER = 1.0

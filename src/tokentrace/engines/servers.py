@@ -20,7 +20,6 @@ _ADAPTERS: dict[str, tuple[Any, str, str]] = {
     "llama.cpp": (LlamaCppEngine, "/props", "default_generation_settings"),
     "vllm": (VLLMEngine, "/version", "version"),
 }
-"""The adapter, a path and a field of its answer. Other servers have ``/version``, too."""
 
 
 async def connect(

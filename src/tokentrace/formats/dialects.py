@@ -118,11 +118,9 @@ REASONING: Mapping[str, Frame | None] = {
     "brackets": Frame("[THINK]", close="[/THINK]"),
     "none": None,
 }
-"""Delimiters of reasoning, by name."""
 
 _THINKERS = ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3")
 _SERVED_AS = dict.fromkeys(_THINKERS, "think") | {"mistral": "brackets", "seed_oss": "seed-think"}
-"""The names that inference servers have for them."""
 _BY_ANY_NAME = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
 

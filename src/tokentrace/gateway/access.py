@@ -18,7 +18,6 @@ from .requests import RequestError
 from .sessions import ID, ID_RULE
 
 SESSION_HEADERS = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
-"""Headers that name a session. The first one counts."""
 _PORT = re.compile(r":\d+$")
 _LINE = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
 

@@ -125,12 +125,19 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Any:
     return {**state, "incomplete": await store.incomplete(id), "labels": labels}
 
 
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The entries with changes; null removes one."""
+    return {name: value for name, value in {**before, **(changes or {})}.items() if value is not None}
+
+
 async def _update(gateway: Gateway, http: HTTPRequest) -> Any:
     live = await _live(gateway, http)
     body = convert(await read_json(gateway, http), _Changes)
     if body.settings is not None:
         SessionSettings.read(body.settings)
-    info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
+    info = live.info
+    metadata, settings = _merged(info.metadata, body.metadata), _merged(info.settings, body.settings)
+    info = await gateway.store.update(info.id, metadata=metadata, settings=settings)
     gateway.sessions.forget(live)
     await _live(gateway, http)  # running answers see its settings
     return asdict(info)

@@ -27,7 +27,6 @@ CallId = Callable[[int], str]
 OPENAI_END = b"data: [DONE]\n\n"
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LOWEST = -9999.0
-"""OpenAI's logprob for what cannot be sampled. JSON has no infinity."""
 _UNSAFE = re.compile("\x85|\u2028|\u2029".encode())
 
 
@@ -164,7 +163,7 @@ class ItemStream:
         is_open = status is CallStatus.TRUNCATED or (not call.arguments and status is CallStatus.UNCLOSED)
         is_object = call.arguments is not None and not is_open and is_unicode(call.arguments)
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
-            self._grow(PartKind.CONTENT, lead + call.raw)
+            self._content(lead + call.raw)
             return
         id = call.id or self._call_id(call.index)
         arguments = call.arguments or {}
@@ -187,13 +186,14 @@ def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, li
     texts = [item for item in items if item.kind is PartKind.CONTENT]
     spans: dict[int, list[TokenRange]] = {item.index: [] for item in texts}
     remaining = [len(item.text) for item in texts]
-    at = 0
+    at = stop = 0
     for part in response.parts:
+        start, stop = stop if part.lead else part.span.start, part.span.stop
         is_call = part.call is not None and response.tool_calls[part.call].index in calls
         length = len(part.lead) + len(part.text)
         if is_call or part.kind is PartKind.REASONING or not length or at == len(texts):
             continue
-        spans[texts[at].index].append(part.span)
+        spans[texts[at].index].append(TokenRange(start, stop))
         remaining[at] -= length
         if remaining[at] <= 0:
             at += 1
@@ -233,7 +233,6 @@ class Usage(NamedTuple):
     prompt: int
     completion: int
     cached: int
-    """Prompt tokens in the engine's cache, as far as reported."""
     reasoning: int
 
     def openai(self, prompt: str = "prompt", completion: str = "completion") -> dict[str, Any]:
@@ -263,11 +262,9 @@ class Dialect(ABC):
     name: ClassVar[str]
     history: ClassVar[str] = "messages"
     structure: ClassVar[str] = "response_format"
-    """The fields of the conversation and of the reply's structure."""
     end: ClassVar[bytes] = b""
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
     read: ClassVar[Callable[..., Request]]
-    """Reads a body and headers, with the history that was read before."""
 
     def __init__(self, head: Head) -> None:
         self.head, self.options = head, head.request.answer

@@ -20,7 +20,7 @@ from ..diagnose.conversation_diff import text_of
 from ..diagnose.message_keys import root_key
 from ..engines.errors import EngineError
 from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
-from ..errors import brief
+from ..errors import InputError, brief
 from ..rendering.renderer import OF_RENDER, Renderer, unread_variable
 from ..store.packing import unpack_channels
 from ..store.store import Store
@@ -31,16 +31,14 @@ from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, finish_uncancelled
 from .dialect import Dialect, Head, ItemStream, call_ids_of, response_name
 from .metrics import Metrics
-from .requests import Request, RequestError
+from .requests import Request, RequestError, placed_error
 from .session import SessionRecord
 from .sessions import LiveSession, Sessions
 from .tracing import Tracing
 from .turns import Conversation, Message, Placement, RecordedTurn
 
 _INLINE = 20_000
-"""Longer prompts are made in a thread."""
 _ELSEWHERE_SECONDS = 10.0
-"""How long a repeated request waits for another gateway."""
 _POLL_SECONDS = 0.1
 _ITEM_FIELDS = {"rs": "reasoning_content", "msg": "content"}
 
@@ -75,7 +73,7 @@ class Gateway:
             request = await self._with_previous(session_id, request)
             began = time.perf_counter()
             with self.tracing.span("tokentrace.prompt", messages=len(request.messages)):
-                placed = await self._place(live, request)
+                placed = await self._place(live, request, dialect.history)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, dialect, request, len(placed.ids))
             head = self._head(request, placed.ids, secrets.token_hex(16), time.time())
@@ -88,14 +86,18 @@ class Gateway:
         live = await self.sessions.get(id)
         return len((await self._place(live, await self._with_previous(id, request))).ids)
 
-    async def _place(self, live: LiveSession, request: Request) -> Placement:
+    async def _place(self, live: LiveSession, request: Request, history: str = "messages") -> Placement:
         conversation = self._conversation(request)
-        async with self.sessions.locked(live.info.id, live) as now:
-            recorded = now.session.turns[-1].depth if now.session.turns else 0
-            new = conversation.messages[recorded:] if recorded else ()
-            if new and sum(len(str(message.get("content") or "")) for message in new) < _INLINE:
-                return now.session.place(conversation)
-            return await finish_uncancelled(asyncio.to_thread(now.session.place, conversation))
+        try:
+            async with self.sessions.locked(live.info.id, live) as now:
+                recorded = now.session.turns[-1].depth if now.session.turns else 0
+                new = conversation.messages[recorded:] if recorded else ()
+                if new and sum(len(str(message.get("content") or "")) for message in new) < _INLINE:
+                    return now.session.place(conversation)
+                return await finish_uncancelled(asyncio.to_thread(now.session.place, conversation))
+        except InputError as error:  # opening instructions may be joined
+            joined = len(request.messages) - len(conversation.messages)
+            raise placed_error(error.renumbered(-joined), history, request.starts) from error
 
     def _conversation(self, request: Request) -> Conversation:
         self._check_variables(request)

@@ -295,4 +295,3 @@ _BLOCKS: Mapping[PartKind, tuple[Mapping[str, Any], str, str]] = {
     PartKind.CONTENT: ({"text": ""}, "text_delta", "text"),
     PartKind.TOOL_CALL: ({"input": {}}, "input_json_delta", "partial_json"),
 }
-"""Fields of a block before its text, and type and field of its deltas."""

@@ -4,6 +4,7 @@ A dialect serves a field, refuses it if it would change what is sampled, ignores
 as unenforced.
 """
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ TOKEN_IDS_HEADER = "x-tokentrace-token-ids"
 
 _DISTRIBUTION = "the gateway samples from the model's own distribution, so that logprobs are exact"
 Refused = Mapping[str, tuple[Sequence[Any], str]]
-"""For each field that is not served: the values that change nothing, and why."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("length_penalty", "typical_p", "best_of"), (1,)),
     **dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "min_tokens"), (0,)),
@@ -112,7 +112,6 @@ class Request:
     model: str = ""
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Checked values for `SamplingParams`."""
     stop: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
@@ -299,6 +298,16 @@ def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
         yield
     except InputError as error:
         raise request_error(error.renumbered(-first), messages) from error
+
+
+def placed_error(error: InputError, history: str, starts: Sequence[int]) -> RequestError:
+    """The error with the path of its item, and of its field if items are messages."""
+    if error.message is None:
+        return request_error(error)
+    at = bisect.bisect_right(starts, error.message) - 1
+    path = f"{history}.{at}" if at >= 0 else history
+    path += f".{error.field}" if error.field and isinstance(starts, range) else ""
+    return RequestError(error.problem, field=path, code="invalid_value")
 
 
 def request_error(error: TokentraceError, messages: str = "messages") -> RequestError:

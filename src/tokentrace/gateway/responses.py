@@ -42,7 +42,6 @@ _Included = Literal[
 """Those for tools that are not served have no effect."""
 _NULLABLE = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
 _OPTIONAL = ("user", "safety_identifier", "prompt_cache_key")
-"""The answer repeats `_NULLABLE` always, `_OPTIONAL` only if sent."""
 _HOSTED = re.compile(
     r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|image_generation|code_interpreter|file_search|tool_search"
 )

@@ -46,18 +46,14 @@ class SessionRecord:
     trajectory: Trajectory
     means: Meaning = meaning
     matcher: str = "normal"
-    """Keys made by another matcher are computed again."""
     turns: list[RecordedTurn] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
     _turn_of: dict[Key, int] = field(default_factory=dict)
-    """The first turn of each prefix of a conversation."""
     _by_reply: dict[Key, list[int]] = field(default_factory=dict)
     _replies_read: int = 0
-    """How many turns `_by_reply`, which is rarely needed, has."""
     _by_reasoning: dict[str, list[int]] = field(default_factory=dict)
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
-    """Whether messages with other fields give the same tokens."""
     _tips: dict[int, int] = field(default_factory=dict)
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
@@ -269,9 +265,12 @@ class SessionRecord:
         bridge = partial(
             conversation.renderer.bridge, *streams, new, tools=conversation.tools, call_ids=ids
         )
-        bridged = bridge()
-        if isinstance(bridged, BridgeRefusal):
-            bridged = bridge(messages=readable_calls(before or self.conversation(base.number)[:-1]))
+        try:
+            bridged = bridge()
+            if isinstance(bridged, BridgeRefusal):
+                bridged = bridge(messages=readable_calls(before or self.conversation(base.number)[:-1]))
+        except InputError as error:
+            raise error.renumbered(-base.depth) from None
         return bridged
 
     def _render(self, conversation: Conversation, sent: SentMessages) -> Placement:

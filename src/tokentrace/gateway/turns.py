@@ -21,7 +21,6 @@ from .requests import AnswerOptions
 
 Message = Mapping[str, Any]
 _HIDDEN = ("number", "shared", "messages", "reply", "root", "keys", "matcher", "tools", "variables")
-"""The fields of a turn that a session's state does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,6 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] | None
     renderer: Renderer
     root: Key
-    """The key of tools, template variables and template."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
     prompt_ids: Ids | None = None
@@ -41,12 +39,9 @@ class Conversation:
 class SentMessages:
     originals: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    """The same, with repeated reasoning in its own field."""
     keys: list[Key] = field(default_factory=list)
-    """The key of each prefix, from the empty one on."""
     matcher: str = ""
     answers: set[int] = field(default_factory=set)
-    """Numbers of the turns that answered this request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +53,6 @@ class Placement:
     new_ids: Ids
     kinds: Kinds | Kind
     owners: Ids
-    """The message of each of `new_ids`, -1 for none."""
     ambiguous: bool = False
     refusal: str = ""
     edit: Finding | None = None
@@ -77,12 +71,10 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     number: int
     base: int | None
     shared: int
-    """How many messages are the base's."""
     messages: list[Message]
     reply: Message
     root: Key
     keys: list[Key]
-    """The keys before its messages, after each, and after the reply."""
     matcher: str
     branch: int
     start: int

@@ -23,15 +23,16 @@ _JSON_STRING = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
 _JSON = Notation(b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), {ord('"'): _JSON_STRING}, strict=True)
 _WORD = re.compile(rb"[-+.\w]*")
 _CDATA = ("<![CDATA[", "]]>")
-_NAME = re.compile(rb"(?:[A-Za-z_]|(?<=[\w.])[\w.])[\w.]*")
+_NAME = re.compile(rb"(?:[A-Za-z_]|(?<=[\w.-])[\w.-])[\w.-]*")
 """A name, or more of one that arrives in several pieces."""
 _STRING = b"[^%c\\\\\xff]*(?:\\\\[^\xff][^%c\\\\\xff]*)*"
 _STRINGS = {quote: re.compile(_STRING % (quote, quote)) for quote in b"\"'"}
 _PYTHON = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS)
+_IN_PYTHON = re.compile(r"""('{3}|"{3}|['"])(?:\\.|(?!\1)[^\\])*+\1|[()\[\]{},]""", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}
-"""Models also write these in Python calls."""
 _KEY = rb"([^\s:,{}\[\]]+)\s*:"
 _DEEPEST = 64
+_KEYWORD = re.compile(r"[^\W\d][\w-]*")
 _AFTER = (b"]", b"}")
 """What may follow arguments that are not JSON, from the end."""
 
@@ -295,9 +296,9 @@ class ArgumentsReader:
             call.break_off("the call is not a Python call")
             return
         try:
-            text, words = _keywords(reader.text(start, reader.at))
-            values = {key: self._by_schema(call, key, _literal(node)) for key, node in words}
-            call.raw_values = {key: ast.get_source_segment(text, node) or "" for key, node in words}
+            words = list(_keywords(reader.text(start, reader.at)))
+            call.raw_values = dict(words)
+            values = {key: self._by_schema(call, key, _evaluated(text)) for key, text in words}
             values = json.loads(json.dumps(values, allow_nan=False))
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             call.fail(f"the call is not a Python call: {error}")
@@ -420,15 +421,24 @@ def _typed(text: str, schema: Schema | None, strings: Value, is_string: bool | N
     return read_value(text, schema)
 
 
-def _keywords(text: str) -> tuple[str, list[tuple[str, ast.expr]]]:
+def _keywords(text: str) -> Iterator[tuple[str, str]]:
+    """The arguments of a call, whose names may be none in Python: ``from``, ``user-id``."""
+    inner, start, depth = text[text.index("(") + 1 : -1].strip().removesuffix(","), 0, 0
+    for match in _IN_PYTHON.finditer(inner + "," * bool(inner)):
+        depth += (match[0] in "([{") - (match[0] in ")]}")
+        if match[0] == "," and not depth:
+            name, _, value = inner[start : match.start()].partition("=")
+            if not _KEYWORD.fullmatch(name := name.strip()) or not value:
+                raise ValueError("it has arguments without a name or a value")
+            yield name, value.strip()
+            start = match.end()
+
+
+def _evaluated(text: str) -> Any:
     try:
-        tree = ast.parse(text, mode="eval").body
+        return _literal(ast.parse(text, mode="eval").body)
     except SyntaxError:  # line breaks in strings
-        text = text.replace("\n", "\\n")
-        tree = ast.parse(text, mode="eval").body
-    if not isinstance(tree, ast.Call) or tree.args or any(word.arg is None for word in tree.keywords):
-        raise ValueError("it has arguments without a name")
-    return text, [(str(word.arg), word.value) for word in tree.keywords]
+        return _literal(ast.parse(text.replace("\n", "\\n"), mode="eval").body)
 
 
 def _literal(node: ast.expr) -> Any:

@@ -30,8 +30,8 @@ from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
 _NOT_TOOLS = frozenset({"user", "assistant", "all"})
-_WORD = re.compile(rb"\s*[^\s\xff]+|\xff[\x80-\xbf]{4}")
-"""A word of a header with the white space before it, or a control token."""
+_WORD = re.compile(rb"\s*+[^\s\xff]++|\s++|\xff[\x80-\xbf]{4}")
+"""A word of a header with the white space before it, white space alone, or a control token."""
 _Word = re.Match[bytes]
 
 
@@ -106,7 +106,7 @@ class ChannelParser:
 
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
         """The header from `at` to `stop`. It must name a role only if `started`."""
-        words = list(_WORD.finditer(self.reader.data, at, stop))
+        words = [word for word in _WORD.finditer(self.reader.data, at, stop) if _text(word)]
         special = (b"\xff", self._to)
         lead = list(takewhile(lambda word: not _text(word).startswith(special), words))
         remaining = words[len(lead) :]

@@ -52,7 +52,6 @@ class CompiledCalls:
         self.finish = self.end + self.close
         lead = self.head[0][0] if self.head else ()
         self.another = self.open or lead
-        """What the next call begins with."""
         self.quote = marked.scaffold(grammar.quote)
         self.key_open = of(grammar.key_open)
         self.value_opens = _value_openings(grammar, marked)
@@ -71,7 +70,6 @@ class CompiledCalls:
         if not self.bare and self.open and (not self.openers or unforgeable(self.open[0])):
             self.openers.append(self.open[0])
         self.headless_opener = b""
-        """What a call without its delimiter begins with."""
         if self.bare:
             self.headless_opener = (
                 b"{" if self.style is Style.JSON_CALL and not self.section_open else first
@@ -92,7 +90,6 @@ class CompiledCalls:
             tag = (self.value_close[0], self.key_open[0], self.value_opens[0].pieces[0])
             pattern = b"(?:(?P<close>%b)|%b)(?P<name>[^<\xff]*?)(?P<end>%b|\\Z)"
             self.tags = re.compile(pattern % tuple(map(re.escape, tag)))
-            """The tags of elements; `end` is empty for a tag that is cut off."""
 
     def _compile_sets(self, stops: Kinds) -> None:
         openings = _first("hard", self.section_open, self.open, self.section_close)
@@ -120,7 +117,6 @@ class CompiledCalls:
         self.after_value = [
             some for some in (self.key_open, *closers, self.another, *self.hard_ends) if some
         ]
-        """What may follow the closing of an argument."""
         brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
         self.in_braces = Delimiters([("quote", self.quote), *brackets, *self._hard])
         begins = self.another or ((b"{",) if self.style is Style.JSON_CALL else ())

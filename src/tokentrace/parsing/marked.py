@@ -20,7 +20,6 @@ _MARKS = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
 _TAG = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _UNKNOWN = "\ufffd".encode()
 _FEW = 128
-"""Up to this many tokens are looked up one by one, without the table."""
 
 
 def mark(index: int) -> bytes:

@@ -43,9 +43,7 @@ class OpenCall:
     """True once the name was reported. Arguments wait for that."""
     late_id: bool = False
     texts: list[str] = field(default_factory=list)
-    """Arguments as JSON."""
     values: dict[str, Any] | None = None
-    """Arguments, if the format does not write JSON."""
     raw_values: dict[str, str] = field(default_factory=dict)
     takes_json: bool = True
     ragged: bool = False
@@ -246,9 +244,7 @@ class Output:
         self.placed: list[Placed] = []
         self.calls: list[ParsedToolCall] = []
         self.starts: list[int] = []
-        """The byte at which each token begins."""
         self.stop = 0
-        """The byte at which the last part ends."""
         self.open: PartKind | None = None
         self.missing: list[str] = []
         """What would close a completion that was cut off, from the inside out."""

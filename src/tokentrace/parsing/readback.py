@@ -63,7 +63,6 @@ def find_unreadable(
 
 
 _NOTHING = object()
-"""A missing argument, which is not the same as null."""
 
 
 def _call_fields(

@@ -127,7 +127,6 @@ class Reader:
     def __init__(self, marked: MarkedBytes, data: bytes = b"", *, ended: bool = False) -> None:
         self.marked, self.data, self.ended = marked, bytearray(data), ended
         self.base = len(data)
-        """Where the completion begins, after what the prompt wrote."""
         self.at = self.reported = 0
         self.plain: Callable[[bytes], Plain] | None = None
         """While the parser waits: reads tokens that need not resume it. Their text goes to `report`."""

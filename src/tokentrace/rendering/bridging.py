@@ -52,9 +52,7 @@ class _Context(NamedTuple):
 
     messages: Messages
     controls: frozenset[int] = frozenset()
-    """Its control tokens."""
     prompt_ids: Sequence[int] = ()
-    """Its generation prompt."""
     has_word: bool = False
     number: int = 0
 
@@ -65,7 +63,6 @@ class _Request(NamedTuple):
     new: Messages
     tools: Any
     key: tuple[object, ...]
-    """What the template's control flow may depend on: the messages' shape, the tools."""
     calls: Sequence[CalledFunction]
     words: Sequence[str]
     """Texts that the turn may have and the template may look for."""
@@ -74,7 +71,6 @@ class _Request(NamedTuple):
     seen_tools: list[Any] | None = None
     """What the template sees instead of the real tools. Fewer render faster."""
     message: Mapping[str, Any] = {}
-    """What the turn says, if known."""
 
     def follow(self, context: Messages, stand_in: StandIn) -> list[Any]:
         return [*context, {**stand_in.message(self.calls), **self.message}, *self.new]
@@ -242,7 +238,8 @@ class Bridger:
         thought = {"reasoning_content": turn.reasoning_content} if turn.reasoning_content else {}
         if not self.as_inference:
             with contextlib.suppress(TokentraceError):
-                actual = request._replace(message={"content": turn.content, **thought})
+                content = {} if has_call and not turn.content.strip() else {"content": turn.content}
+                actual = request._replace(message={**content, **thought})
                 if proof := self._prove(actual, has_call, contexts):
                     return proof
         return self._prove(request, has_call, contexts)
@@ -270,7 +267,7 @@ class Bridger:
         usual = [one.messages for one in contexts if not one.has_word]
         rare = [one.messages for one in contexts if one.has_word]
         if usual and not request.true_context:
-            rare += map(seams.lengthened, usual)
+            rare += itertools.chain.from_iterable(map(seams.lengthened, usual))
         base = self._base(request, has_call, usual or rare)
         if isinstance(base, BridgeRefusal):
             return base
@@ -301,7 +298,8 @@ class Bridger:
                 # the template moves past text, which a stream keeps in place
                 rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
             elif actual.tail != expected.tail or problem is not None:
-                texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
+                begin = max(0, common_prefix(actual.tail, expected.tail) - 40)
+                texts = " or ".join(repr(one.tail[begin:][:60]) for one in (actual, expected))
                 advice = "pass messages=, the conversation so far"
                 detail = f"the text after the turn depends on the messages before it: {texts}; {advice}"
                 return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
@@ -342,7 +340,9 @@ class Bridger:
         """Contexts: of each kind, the first with and without a call."""
         chosen: list[_Context] = []
         tools = [STAND_IN_TOOL] if has_tools else None
-        worded = (ways for word in self.study.template.searched for ways in seams.contexts_saying(word))
+        template = self.study.template
+        worded = [ways for word in template.searched for ways in seams.contexts_saying(word)]
+        worded += [seams.DEVELOPER] if "developer" in template.constants else []
         for number, ways in enumerate((*seams.CONTEXTS, *worded)):
             has_word = number >= len(seams.CONTEXTS)
             by_call: dict[bool, _Context] = {}

@@ -64,7 +64,6 @@ class Lost:
     field: str
     why: str
     text: str
-    """The missing text."""
 
     def __str__(self) -> str:
         excerpt = self.text if len(self.text) <= 80 else f"{self.text[:60]}…{self.text[-15:]}"

@@ -44,7 +44,6 @@ class WrittenText(NamedTuple):
     messages: Messages
     """As the template received them."""
     changes: Sequence[Change] = ()
-    """Turns that differ from what the template writes."""
     notes: Sequence[str] = ()
 
 

@@ -251,7 +251,6 @@ class RenderedTokens(ShowsItself):
 
 _OTHER = ("scaffold", "generation_prompt", "tools", "kwargs", "unknown")
 _FIELDS = frozenset((*REASONING_FIELDS, *_OTHER, "role", "content", "name", "tool_calls", "tool_call_id"))
-"""Fields that a token may come from, whether or not this conversation has them."""
 
 
 def _check_name(kind: str, name: Any, names: Collection[str]) -> None:

@@ -44,7 +44,6 @@ from .rendered import RenderedTokens
 from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
 OF_RENDER = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""Arguments of `render`, not settings of a renderer."""
 
 
 @dataclass(eq=False, repr=False)
@@ -363,6 +362,8 @@ class Renderer:
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
         """A copy with template variables added or replaced. Raises RendererError for an unread one."""
+        if not isinstance(variables, Mapping):
+            raise RendererError(f"template variables must be a mapping, not {brief(variables)}")
         for name in variables:
             if problem := unread_variable(name, self.templates.values()):
                 raise RendererError(f"{brief(name)} cannot be set: {problem}")

@@ -89,7 +89,6 @@ class TaskSet:
 
 
 MakeTasks = Callable[[Mapping[str, Any], int | None], TaskSet]
-"""Makes tasks from a section of settings and a limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ ROWS = "rows.parquet"
 METRICS = "metrics.json"
 _LOCK = "run.lock"
 _PENDING = "next"
-"""The request with the messages that no turn has answered."""
 
 
 class RolloutStore:

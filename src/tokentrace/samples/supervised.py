@@ -393,7 +393,6 @@ _BY_KIND = {
 }
 _IS_FIELD = np.isin([*Part], (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS))
 _KIND_OF_PART = np.where(np.equal([*Part], Part.SCAFFOLD), Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
-"""The kind of a token that is not sampled."""
 
 
 def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = False) -> Columns:

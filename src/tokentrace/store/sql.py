@@ -40,7 +40,6 @@ class Database(Protocol):
     where: str
     temporary: bool
     contains: str
-    """The SQL function for the position of one text in another."""
 
     async def get(self, sql: str, *values: Any) -> Rows: ...
 

@@ -94,7 +94,6 @@ _BY_KEY = f"SELECT {_COLUMNS} FROM sessions WHERE key = ?"
 _ORDER = tuple(State)
 _SESSIONS = 64
 _TURNS = 16
-"""How many sessions and turns are read at a time."""
 _BATCH = 500
 """So many sessions are named in one statement."""
 

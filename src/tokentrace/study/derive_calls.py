@@ -21,7 +21,6 @@ _CDATA = ("<![CDATA[", "]]>")
 
 Holes = list[Hole]
 Leads = list[tuple[str, str]]
-"""The fields of a call, each after the text before it."""
 Extent = Callable[[WrittenTurn, int], tuple[int, int, Any] | None]
 """Where a call is in a turn, and its value if it is JSON."""
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .study import TemplateStudy
 
 _NAMED = frozenset(f"{name}_token" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))
-"""Configuration keys of tokens that no turn contains."""
 _ROLE = re.compile(r"[a-z][a-z_.-]{2,30}")
 _TAG = re.compile(r"</?[\w:.-]+>")
 

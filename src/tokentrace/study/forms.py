@@ -36,7 +36,6 @@ _TOOLS = (False, True)
 _CALL_CASES = tuple(itertools.product(((RESULT,), ()), _TOOLS))
 """What follows a call, and whether a tool is declared."""
 _WAYS = tuple(itertools.product((True, False), Silence))
-"""Whether a call's arguments are a mapping, and what it has instead of content."""
 
 
 class TemplateForms:

@@ -96,7 +96,6 @@ class Continuation:
 
 
 EncodedTurns = tuple[Encoded, list[TurnSpan]]
-"""A rendered conversation, and where its turns are."""
 
 
 def find_continuation(
@@ -140,6 +139,9 @@ CONTEXTS: tuple[tuple[Context, ...], ...] = (
 """Conversations before the turn, in all forms that a template may need."""
 
 
+DEVELOPER: tuple[Context, ...] = (({**SYSTEM, "role": "developer"}, USER),)
+
+
 def contexts_saying(text: str) -> tuple[tuple[Context, ...], ...]:
     """Contexts with messages of this text."""
     system, user, answer = ({**message, "content": text} for message in (SYSTEM, USER, ANSWER))
@@ -147,11 +149,13 @@ def contexts_saying(text: str) -> tuple[tuple[Context, ...], ...]:
     return (*((context,) for context in plain), _with_call((user,), (), text))
 
 
-def lengthened(context: Messages) -> Messages:
-    """A longer context, for templates that count messages or characters."""
+def lengthened(context: Messages) -> Iterator[Messages]:
+    """Longer contexts, for templates that count messages, calls or characters."""
     first = 1 if context[0] is SYSTEM else 0
     more = [{**USER, "content": LONG}, *(ANSWER, USER) * 16, ANSWER]
-    return [*context[:first], *more, *context[first:]]
+    yield [*({**SYSTEM, "content": LONG},)[:first], *more, *context[first:]]
+    for at in (at for at, message in enumerate(context, 2) if message.get("tool_calls")):
+        yield [*context[:at], *context[at - 2 :]]  # the call and its result twice
 
 
 class CalledFunction(NamedTuple):

@@ -19,7 +19,6 @@ from ..tokens.tokenizer import Tokenizer
 
 Run = Callable[[Messages, bool], Rendering]
 TryRun = Callable[[Messages, bool], Rendering | None]
-"""Runs the template. A refusal is a TokentraceError or None."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,6 @@ _UNUSUAL = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
 """Statements that prevent the proof."""
 
 Names = frozenset[str]
-"""Names of variables, and `_NO_PROMPT`."""
 
 
 def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:

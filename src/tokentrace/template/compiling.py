@@ -38,7 +38,6 @@ from tokentrace.template.pairs import of_cut as tt_of_cut, split as tt_split
 from tokentrace.template.pairs import item_rows as tt_item_rows, rows as tt_rows
 from tokentrace.template.traced import TracedNone as tt_none, text_of as tt_text_of
 """
-"""The imports at the top of each compiled template."""
 
 
 class TracingGenerator(Expressions):

@@ -22,7 +22,6 @@ Lookup = nodes.Getattr | nodes.Getitem
 _KIND_TESTS = frozenset({"boolean", "false", "float", "integer", "number", "true"}).union(
     {"callable", "escaped", "iterable", "sequence"}
 )
-"""Tests with the same result for a plain value and a boxed one."""
 _MAX_WORD = 64
 """The environment searches for longer constants: it checks the cost first."""
 

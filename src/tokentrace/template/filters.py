@@ -153,7 +153,6 @@ def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
 
 # Only bare fields (``%s``, ``{}``, ``{name}``) keep the trace: ``%c`` turns a number into text.
 _MAX_FIELDS = 10_000
-"""Fields that a format string may have: Python's search for parentheses is quadratic."""
 _NUMBER_TEXT = 400
 """More characters than a float prints without an explicit precision."""
 _PERCENT = re.compile(r"%([%sdi])")

@@ -156,7 +156,6 @@ for _name in _CASES:
     setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
 
 TRACED_METHODS = frozenset(name for name in vars(TracedStr) if name[0] != "_" and name != "runs")
-"""Methods that keep the trace."""
 CUTTING_METHODS = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
 """Traced methods whose result keeps the text's origin: a part of it, or another case."""
 _SEARCHES = ("count", "endswith", "find", "index", "rfind", "rindex", "startswith")

@@ -11,7 +11,6 @@ from ..errors import TemplateError
 
 DICT_ATTRIBUTES = frozenset(dir(dict))
 _COUNTS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
-"""Attributes of ``loop`` that need no loop object."""
 _NEIGHBOURS = frozenset(("previtem", "nextitem"))
 """More of them, in a loop over single items."""
 

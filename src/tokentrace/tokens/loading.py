@@ -118,11 +118,9 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     configured = named_templates(config.get("chat_template"))
     configured |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    templates = {path.stem: _text(path) for path in more}
     single = folder / "chat_template.jinja"
-    if single.is_file():
-        templates["default"] = _text(single)
-    return templates or configured
+    templates = {"default": _text(single)} if single.is_file() else {}
+    return templates | {path.stem: _text(path) for path in more} or configured
 
 
 def named_templates(value: Any) -> dict[str, str]:

@@ -18,7 +18,6 @@ COLUMNS = ("ids", "mask", "messages", "kinds", "parts", "logprobs", "advantages"
 _OPTIONAL = {"parts": 0, "logprobs": np.nan, "advantages": 0.0}
 """Columns that a table may lack, and what `join` writes there if another table has them."""
 _CHECKS = tuple(zip(COLUMNS, ("iu", "b", "iu", "iu", "iu", "f", "f"), strict=True))
-"""The numpy kinds that each column may have."""
 _WORDS = {"iu": "integers", "b": "booleans", "f": "floats"}
 
 Deferred = Callable[[], Mapping[str, Any]]

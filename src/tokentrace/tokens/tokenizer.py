@@ -62,7 +62,6 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         raw = spec_json if isinstance(spec_json, bytes) else spec_json.encode("utf-8", "surrogatepass")
         self.digest = hashlib.sha256(raw).hexdigest()
-        """A hash of the ``tokenizer.json``."""
         key = (self.digest, fast)
         self.core = _cores.get(key) or _cores.setdefault(key, _Core(raw, name, fast))
         self.vocabulary = self.core.vocabulary

@@ -141,4 +141,3 @@ class Branch:
 
 
 Write = Turn | Context
-"""A trajectory is a list of these."""

@@ -1,8 +1,4 @@
-"""Installs the agents' environments: their requirements differ from ours, and from each other's.
-
-`python -m tests.gateway.real_agents.install` creates them next to the other assets (`tests/assets`), unless they
-exist. Every package is pinned, so that pip has nothing to resolve, and several pips fetch at once.
-"""
+"""Installs the agents' environments: their requirements differ from ours, and from each other's."""
 
 import hashlib
 import os

@@ -23,6 +23,7 @@ CONDITIONS = {
     "'DONE' in m.content": "DONE",
     "m.content|length > 500": "x" * 600,
     "messages|length > 8": "Hello",
+    "m.role == 'system' and m.content|length > 500": "x" * 600,
 }
 
 
@@ -84,6 +85,18 @@ def test_results_belong_to_their_calls_in_any_order(numbered: Renderer, order: t
         outcome = cut.bridge(numbered)  # in order, or it refuses
         assert not outcome or outcome == cut.full.token_ids or order in itertools.permutations(range(3))
         assert outcome or order != (0, 1, 2)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_calls_that_are_counted_over_the_conversation_need_it(before: int) -> None:
+    counting = NUMBERED.replace("ns.calls = m.tool_calls", "ns.calls = ns.calls + m.tool_calls")
+    renderer = over_bytes(counting, controls="<m></m><r></r><tool_call></tool_call>")
+    past = [ASK, *[assistant("", CALLS[0]), RESULTS[0]] * before]
+    cut = cut_after(renderer, [*past, assistant("", CALLS[1]), RESULTS[1]], len(past), len(past) + 2, SIMPLE)
+    assert cut is not None
+    assert cut.bridge(renderer, messages=past) == cut.full.token_ids
+    outcome = cut.bridge(renderer)
+    assert outcome == cut.full.token_ids if not before else not outcome
 
 
 def test_the_gateway_knows_the_order_of_calls(numbered: Renderer) -> None:

@@ -130,10 +130,7 @@ def check_law(family: str, situation: Situation, odd: Sequence[int]) -> BridgedT
 
 
 def begins_a_call(family: str, situation: Situation, odd: Sequence[int]) -> bool:
-    """Whether only the odd completion has tokens of a call: templates may end such a turn differently.
-
-    DeepSeek V3 ends words with its end of sentence, and a turn of one call with nothing: the results follow at once.
-    """
+    """Whether only the odd completion has tokens of a call: templates may end such a turn differently."""
     is_control = load_family(family).vocabulary.is_control
     calls = {index for one in situations(family) if "calls" in one.name for index in one.cut.completion}
     marks = {index for index in calls if is_control[index]} - stops_of(family)

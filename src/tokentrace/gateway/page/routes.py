@@ -30,7 +30,6 @@ from ..session import SessionRecord
 
 TOKENS = 4_000
 _AROUND = 4
-"""More tokens are decoded on either side, as a character may span several."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
