@@ -1,4 +1,4 @@
-"""The comparison of docs/security.md: `sanitize_control_tokens` of transformers, and the text that it does not catch."""
+"""The comparison of docs/security.md: transformers' `sanitize_control_tokens`, and text that it does not catch."""
 
 from importlib.metadata import version
 from typing import Any
