@@ -158,7 +158,7 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     from ..trajectory import load_trajectory
     from .inputs import make_renderer
 
-    if len(inputs) != 1:
+    if len(inputs) != 1 or Path(inputs[0]).is_dir():
         raise click.UsageError("--prompt is compared with one stream: name one file")
     path, branch, sampled = Path(inputs[0]), options["branch"], None
     if is_trajectory(path):

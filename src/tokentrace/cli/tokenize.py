@@ -15,7 +15,7 @@ import click
 
 from ..show.visible import counted
 from . import command, options
-from .output import ProgressBars, print_result, print_rows, write_page
+from .output import ProgressBars, note, print_result, print_rows, write_page
 
 if TYPE_CHECKING:
     from ..data.job import Finished
@@ -106,7 +106,9 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
         ctx.exit(130)
     if job.show is not None or job.html is not None:
         samples = list(itertools.islice(_samples(job, settings), job.show or 10))
-        if job.html is not None:
+        if not samples:
+            note("there is no row to show")
+        elif job.html is not None:
             write_page(job.html, samples, title=f"{counted(len(samples), 'row')} of {Path(inputs[0]).name}")
         else:
             print_result(samples)
@@ -153,8 +155,8 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     rows = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
     rate = f"{seconds:.1f} s, {counts.tokens / max(seconds, 1e-9):,.0f} tokens/s"
     yield f"  {rows} · {counted(counts.tokens)}, {counts.trained:,} trained ({share:.1f} %) · {rate}"
-    for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
-        words = re.sub(r"\b(\w+)='(\w+)'", lambda match: f"--{match[1].replace('_', '-')} {match[2]}", note)
+    for text, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
+        words = re.sub(r"\b(\w+)='(\w+)'", lambda match: f"--{match[1].replace('_', '-')} {match[2]}", text)
         yield click.style(f"  {counted(samples, 'sample')}: {words}", fg="yellow")
     if finished.bad_rows is None:
         return

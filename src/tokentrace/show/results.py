@@ -264,6 +264,8 @@ def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) ->
 
 def json_view(rendered: RenderedTokens) -> dict[str, Any]:
     """A rendering as plain data. All lists but ``turns`` and remarks have one entry per token."""
+    if not isinstance(rendered, RenderedTokens):
+        raise InputError(f"json_view takes a rendering, not {kind_of(rendered)}")
     return {
         "text": rendered.text,
         "token_ids": rendered.token_ids,
