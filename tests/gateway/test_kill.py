@@ -66,7 +66,7 @@ def load_and_kill(place: str, agents: list[Agent], answers: int) -> None:
         threads = [threading.Thread(target=talk, args=(agent, url)) for agent in agents]
         for thread in threads:
             thread.start()
-        assert enough.wait(60)
+        assert enough.wait(300)
         kill()
         for thread in threads:
             thread.join(60)
