@@ -132,7 +132,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
 
 
 def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
-    """The model's renderer, or its tokenizer without a template; None if the model is unknown."""
+    """The model's renderer, or its tokenizer; None if the model is unknown."""
     from ..diagnose.record_files import highest_id
     from ..diagnose.rollouts import recorded_tokenizer
     from ..errors import RendererError, TemplateError

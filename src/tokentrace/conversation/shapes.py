@@ -74,7 +74,7 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 
 
 def from_openai(messages: Any) -> list[Fields]:
-    """`messages`, with legacy ``function_call`` and its result as a tool's. Raises InputError for both."""
+    """`messages`, with legacy ``function_call`` as ``tool_calls``. Raises InputError for both."""
     converted: list[Fields] = []
     is_legacy = False
     for place, message in placed(messages):

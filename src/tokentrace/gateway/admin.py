@@ -125,9 +125,10 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Any:
     return {**state, "incomplete": await store.incomplete(id), "labels": labels}
 
 
-def _merged(before: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The entries with changes; null removes one."""
-    return {name: value for name, value in {**before, **(changes or {})}.items() if value is not None}
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """With changes, of which null removes one; None without any."""
+    kept = {name: value for name, value in before.items() if name not in (changes or {})}
+    return {**kept, **{name: one for name, one in changes.items() if one is not None}} if changes else None
 
 
 async def _update(gateway: Gateway, http: HTTPRequest) -> Any:

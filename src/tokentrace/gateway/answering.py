@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 100
 _AT_ONCE_SECONDS = 0.05
-"""A faster request is never recorded as under way."""
 _FIRST_PIECES = 8
 """Other tasks run after each of these, so that a stream opens without delay."""
 Result = TypeVar("Result")

@@ -265,7 +265,7 @@ def _cut_right(sample: Sample, messages: list[_Extent], length: int) -> int:
 
 
 def _messages(sample: Sample) -> list[_Extent]:
-    """The messages in order: each run of one number, with the tokens of no message around it."""
+    """The messages in order: each run of one number."""
     scaffold = sample.kinds == Kind.SCAFFOLD
     if sample.parts is not None:
         scaffold |= sample.parts == Part.SCAFFOLD

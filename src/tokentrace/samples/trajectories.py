@@ -105,7 +105,7 @@ def _completion(turn: Turn) -> CompletionSpan:
 
 
 def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
-    """A note if logprobs are not of the sampling distribution. Ignores top-k, top-p and min-p."""
+    """A note if logprobs are not of the sampling distribution."""
     odd: list[str] = []
     for turn in turns:
         span = _completion(turn)

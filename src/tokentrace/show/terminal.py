@@ -70,7 +70,7 @@ def plain_view(value: Any, *, limit: int = LIMIT) -> str:
 
 
 def _printed(document: Document) -> Sequence[Track]:
-    """The tracks to print. A report prints its summary and differences; its page has the tokens."""
+    """The tracks to print. A report prints its summary and differences."""
     return () if document.summary or document.contrasts else document.tracks
 
 
