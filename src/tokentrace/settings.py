@@ -83,6 +83,12 @@ def as_float(value: Any) -> float | None:
     return real if math.isfinite(real) else None
 
 
+def as_float32(value: Any) -> float | None:
+    """A finite number that float32 can hold, as a float; None for anything else."""
+    real = as_float(value) if is_number(value) else None
+    return None if real is None or abs(real) > float(np.finfo(np.float32).max) else real
+
+
 def flag(name: str, value: Any, error: ErrorType = RendererError) -> bool:
     """A bool; None is False."""
     if value is None or isinstance(value, (bool, Integral, np.bool_)):

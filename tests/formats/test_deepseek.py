@@ -16,10 +16,10 @@ from tests import conversations
 from tests.assets import family_dir
 from tests.conversations import ALL, ASK, CONVERSATIONS, HI, PARIS, SIMPLE, SYS, Conversation
 from tests.support import examples
+from tokentrace.conversation.messages import REASONING_FIELDS
 from tokentrace.errors import TemplateError
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32, TASKS
 from tokentrace.template import PythonFormat, Rendering, wrap_tools, wrap_variables
-from tokentrace.template.chat_template import REASONING_FIELDS
 
 ENCODERS = {
     "deepseek-v3.2": ("deepseek_v32_encoding.py", DEEPSEEK_V32),

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tests.conversations import CONVERSATIONS, Conversation
 from tests.lazy import lazy
 from tokentrace import Renderer, create_renderer
-from tokentrace.conversation.messages import conversation_remarks
+from tokentrace.conversation.messages import REASONING_FIELDS, conversation_remarks
 from tokentrace.pocket import POCKET
-from tokentrace.template.chat_template import REASONING_FIELDS
 
 THINKING = [None, False, True]
 """Values of enable_thinking; None leaves it out."""

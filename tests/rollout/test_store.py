@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import stat
@@ -19,6 +20,7 @@ from tests.trajectory.model import check_trajectory
 from tokentrace import InputError, Trajectory
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.gateway.rows import ExportFormat, export_rows
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.record import TurnMetrics
@@ -30,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def a_rollout(name: str, reward: float | None = 1.0, end: End = End.ANSWER, **metadata: Any) -> Rollout:
     trajectory = Trajectory(name=name, metadata=metadata)
     trajectory.begin([1, 2, 3], messages=1)
-    trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
+    trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop", channels={"entropy": [1, 2]})
     task = Task([{"role": "user", "content": "?"}], name=name, metadata=metadata)
     messages = [*task.messages, {"role": "assistant", "content": "7"}]
     turn = TurnMetrics()
@@ -84,13 +86,15 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
 def test_a_rollout_is_a_session_of_the_store(tmp_path: Path) -> None:
     stored(tmp_path, a_rollout("one", 0.5, color="red")).close()
 
-    async def read() -> tuple[Any, list[Any], list[Any]]:
+    async def read() -> tuple[Any, list[Any], list[Any], bytes]:
         async with opened(str(tmp_path / STORE)) as store:
             turns = [turn async for turn in store.turns("one")]
-            return await store.session("one"), turns, await store.labels("one")
+            rows = [piece async for piece in export_rows(store, store.sessions(), ExportFormat.JSONL)]
+            return await store.session("one"), turns, await store.labels("one"), b"".join(rows)
 
-    info, turns, labels = asyncio.run(read())
-    assert (info.state, info.turns, info.sampled, info.metadata["color"]) == ("sealed", 1, 2, "red")
+    info, turns, labels, row = asyncio.run(read())
+    assert json.loads(json.loads(row)["channels"]) == {"entropy": [None, None, None, 1, 2]}
+    assert (info.state, info.turns, info.sampled, info.metadata["color"]) == ("exported", 1, 2, "red")
     assert turns[0].info["reply"]["content"] == "7"
     assert [(label.name, label.value) for label in labels] == [("reward", 0.5)]
 

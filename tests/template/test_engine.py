@@ -15,8 +15,8 @@ from tests.assets import family_dir
 from tests.lazy import lazy
 from tests.support import JINJA_FAMILIES, examples, rotating, templates_of_trl
 from tokentrace import TemplateError
+from tokentrace.conversation.messages import REASONING_FIELDS
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
-from tokentrace.template.chat_template import REASONING_FIELDS
 from tokentrace.template.origin import UNKNOWN
 from tokentrace.template.trace import Rendering
 

@@ -331,7 +331,7 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
             [[1], {"": [1] * count}, {1: [1] * count}, {"a": [{1: 2}] * count}, *({"a": bad} for bad in per_token)],
             lambda bad: complete(channels=bad),
         ),
-        "reward": ([math.nan, math.inf, "1", True, 10**400], lambda bad: lambda: trajectory.set_reward(bad)),
+        "reward": ([math.nan, math.inf, "1", True, 1e39, 10**400], lambda bad: lambda: trajectory.set_reward(bad)),
         "sampling": ([{"x": math.nan}, {"stop": ("a",)}, {1: 2}, [1]], lambda bad: complete(sampling=bad)),
         "messages": ([-1, True, 2**31], lambda bad: context(messages=bad)),
         "finish reason": (["", None], lambda bad: complete(finish_reason=bad)),

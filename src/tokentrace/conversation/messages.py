@@ -46,7 +46,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 """Roles that every renderer accepts. A template may accept more."""
 RESULT_ROLES = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields with a message's reasoning
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning. Most templates read the first, gpt-oss's the second."""
 ARGUMENTS = (str, Mapping, type(None))  # types of a call's arguments
 RoleTest = Callable[[str], bool] | None
 _ROLE_NAME = re.compile(r"[\w.-]{1,64}")
@@ -76,8 +77,8 @@ def is_usual(message: Any) -> bool:
         type(calls) in (list, tuple)
         and all(map(_is_usual_call, calls))
         and (
-            message.keys().isdisjoint(THOUGHTS)
-            or all(type(message.get(name, "")) is str for name in THOUGHTS)
+            message.keys().isdisjoint(REASONING_FIELDS)
+            or all(type(message.get(name, "")) is str for name in REASONING_FIELDS)
         )
     )
 
@@ -113,7 +114,7 @@ def check_message(place: Place, value: Any, is_role: RoleTest = None) -> Fields:
         raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
     check_content(place.at("content"), role, message.get("content"))
     if role == "assistant":
-        for name in filter(message.__contains__, THOUGHTS):
+        for name in filter(message.__contains__, REASONING_FIELDS):
             place.get(message, name, str | None, "a string")
         if message.get("tool_calls") is not None:
             _check_calls(place.at("tool_calls"), message["tool_calls"])
@@ -200,7 +201,7 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
             names |= {str(id): name for id, name in calls}
             latest = calls or latest
             is_open = continued and index == len(messages) - 1
-            if not is_open and not any(map(message.get, ("content", "tool_calls", *THOUGHTS))):
+            if not is_open and not any(map(message.get, ("content", "tool_calls", *REASONING_FIELDS))):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
         elif message["role"] in RESULT_ROLES:
             id, name = message.get("tool_call_id"), message.get("name")

@@ -13,7 +13,15 @@ from ..settings import choose
 from ..values.place import Fields, Place, is_list
 from ..values.plain import parse_json
 from .forms import texts_of
-from .messages import ARGUMENTS, THOUGHTS, Messages, check_content, check_message, check_tools, placed
+from .messages import (
+    ARGUMENTS,
+    REASONING_FIELDS,
+    Messages,
+    check_content,
+    check_message,
+    check_tools,
+    placed,
+)
 
 _CALLERS = ("function_call", "tool_call")  # speakers whose value is JSON of calls
 _SPEAKERS: Mapping[str, str] = {
@@ -26,7 +34,7 @@ _SPEAKERS: Mapping[str, str] = {
 _CALL_FIELDS = ("id", "type", "function", "name", "arguments")
 _LOSS = ("weight", "train")  # choose what is trained
 _CARRIED = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
-_FOREIGN = ("tool_calls", "function_call", *THOUGHTS)  # not Anthropic's
+_FOREIGN = ("tool_calls", "function_call", *REASONING_FIELDS)  # not Anthropic's
 _TOOL_BLOCKS = ("tool_use", "tool_result")
 _THINKING_BLOCKS = ("thinking", "redacted_thinking")
 

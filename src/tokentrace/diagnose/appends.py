@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ..conversation.forms import MessageForm
-from ..conversation.messages import Messages
+from ..conversation.messages import REASONING_FIELDS, Messages
 from ..errors import TokentraceError
 from ..rendering.lost import Lost
 from ..rendering.past import Past
@@ -18,7 +18,6 @@ from ..rendering.renderer import Renderer
 from ..study.probes import SYSTEM, USER, Message, call, calling, result
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
-from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN
 from ..template.trace import Rendering
 from ..tokens.encoding import ControlPolicy

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.messages import REASONING_FIELDS
 from ..errors import TokentraceError
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
@@ -28,7 +29,6 @@ from ..show.terminal import plain_view
 from ..show.visible import counted, listed
 from ..showing import ShowsItself
 from ..study.seams import BridgeRefusal, RefusalReason
-from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids

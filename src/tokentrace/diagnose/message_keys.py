@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..conversation.forms import TEXT_PARTS
-from ..conversation.messages import RESULT_ROLES, THOUGHTS
+from ..conversation.messages import REASONING_FIELDS, RESULT_ROLES
 from ..errors import InputError
 from ..values.plain import json_like
 
@@ -115,7 +115,7 @@ def call_ids(message: Message) -> tuple[str, ...]:
 
 
 def reasoning(message: Message) -> str:
-    text = next((str(message[field]).strip() for field in THOUGHTS if message.get(field)), "")
+    text = next((str(message[field]).strip() for field in REASONING_FIELDS if message.get(field)), "")
     content = message.get("content")
     parts = filter(_is_reasoning, content) if isinstance(content, (list, tuple)) and not text else ()
     texts = (str(part.get("thinking") or part.get("reasoning") or part.get("text") or "") for part in parts)

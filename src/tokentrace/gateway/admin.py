@@ -11,7 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
 
 from ..errors import brief
-from ..settings import as_float, is_number
+from ..settings import as_float32
 from ..store.store import Label, SessionInfo, State, is_storable
 from .access import hash_key, new_key
 from .gateway import Gateway
@@ -181,8 +181,8 @@ def _labels(rewards: list[dict[str, Any]], turns: int, where: str) -> list[Label
         for name, value in reward.items():
             if not is_storable(name):
                 raise RequestError(f"name {brief(name)} has a NUL or a lone surrogate", field=path[:-1])
-            if name == "reward" and not (is_number(value) and as_float(value) is not None):
-                problem = f"must be a number, not {brief(value)}"
+            if name == "reward" and as_float32(value) is None:
+                problem = f"must be a finite number (float32), not {brief(value)}"
                 raise RequestError(problem, field=f"{path}reward", code="invalid_value")
             labels.append(Label(name[:200], value, turn))
     return labels

@@ -90,6 +90,8 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_
         structure=wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema"),
         hints=wire.thinking_hints(on, body.reasoning_effort),
         starts=range(len(messages)),
+        # a legacy result is read with its call
+        joined=any(message["role"] == "function" for message in body.messages or ()),
         unenforced=wire.unenforced(
             parallel_tool_calls=body.parallel_tool_calls is False,
             tool_choice=body.tool_choice not in (None, "none", "auto"),

@@ -132,6 +132,7 @@ class Request:
     starts: Sequence[int] = field(default=(), compare=False)
     """How many messages precede each item of the history. If empty, nothing is reused."""
     joined: bool = False
+    """Whether an item may need earlier ones, back to the assistant's message, to be read."""
     ignored: tuple[str, ...] = ()
     unenforced: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
@@ -147,8 +148,9 @@ class Request:
             at -= 1
         if not at:
             return NOTHING_READ
-        first, kept = starts[0], starts[:at]
-        return ReadHistory(at, messages[first : starts[at]], [each - first for each in kept], self.tools)
+        first = starts[0]
+        starts_read = [start - first for start in starts[:at]]
+        return ReadHistory(at, messages[first : starts[at]], starts_read, self.tools)
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:

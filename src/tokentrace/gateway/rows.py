@@ -14,7 +14,7 @@ from ..data.tables import CHANNELS, ROLLOUT, TableWriter, channel_values, sample
 from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
-from ..settings import as_float, is_number
+from ..settings import as_float32
 from ..store.packing import unpack_channels
 from ..store.store import Closed, Label, SessionInfo, State, Store, StoreError, TurnRecord
 from ..trajectory.channels import Channel
@@ -81,7 +81,7 @@ class SessionRows:
         turns = [self.session.turns[self._numbers[write]] for write in writes]
         cause, last = turns[0].cause, turns[-1]
         channels: dict[str, list[tuple[int, Any]]] = {}
-        for turn in along:
+        for turn in along:  # those of rollouts are in the trajectory
             packed = self._channels.get(self._numbers[turn.write], b"")
             for name, values in unpack_channels(packed).items():
                 channels.setdefault(name, []).append((turn.start, values[: len(turn)]))
@@ -103,14 +103,19 @@ class SessionRows:
             "tools": None if tools is None else _text(tools),
             "tokenizer": last.tokenizer,
             "template": last.template,
-            **channel_values({name: Channel(len(sample), tuple(each)) for name, each in channels.items()}),
+            **channel_values(
+                {
+                    **sample.channels,
+                    **{name: Channel(len(sample), tuple(each)) for name, each in channels.items()},
+                }
+            ),
         }
 
     def _turn(self, turn: RecordedTurn) -> dict[str, Any]:
         reward = self._reward(turn.number)
         return {
             **{name: _utf8(getattr(turn, name)) for name in _TURN_FIELDS},
-            "reward": as_float(reward) if is_number(reward) else None,
+            "reward": as_float32(reward),
             **{name: [_utf8(text) for text in getattr(turn, name)] for name in _TURN_LISTS},
         }
 

@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from ..conversation.forms import texts_of
+from ..conversation.messages import REASONING_FIELDS
 from ..formats.grammar import TurnGrammar
 from ..study.turns import common_prefix
-from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from .response import ParsedResponse, ParsedToolCall
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..conversation.messages import Messages, check_tools
+from ..conversation.messages import REASONING_FIELDS, Messages, check_tools
 from ..conversation.sketch import sketch
 from ..errors import TokentraceError
 from ..parsing.compiled import Compiled
@@ -29,7 +29,6 @@ from ..study.probes import STAND_IN_TOOL
 from ..study.seams import BridgeRefusal, CalledFunction, Continuation, EncodedTurns, RefusalReason, StandIn
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, shows_field, turn_spans
-from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable, join
@@ -38,7 +37,7 @@ from .bridged import BridgedTokens, Stream, Truncation
 from .lost import find_lost
 from .rendered import span_messages
 
-_OF_CONTEXT = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
+_OF_CONTEXT = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.MOVES_PAST)
 _CUT_OFF = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
@@ -84,7 +83,7 @@ class _Request(NamedTuple):
         return self.tools if self.seen_tools is None or not self.tools else self.seen_tools
 
     def check(self, continuation: Continuation) -> BridgeRefusal | None:
-        return seams.check_continuation(continuation, true_context=self.true_context)
+        return seams.check_continuation(continuation, self.true_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class Bridger:
         continuation = self._proven(request, proof)
         if isinstance(continuation, BridgeRefusal):
             return continuation
-        refusal = request.check(continuation)
+        refusal = seams.check_continuation(continuation, proof.true_context)
         return self._join(stream, continuation) if refusal is None else refusal
 
     def _proven(self, request: _Request, proof: _Proof) -> Outcome:
@@ -172,7 +171,7 @@ class Bridger:
     def _request(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, call_ids: Sequence[str]
     ) -> _Request:
-        """Calls are known from the results and, if needed, the completion."""
+        """The new messages, and the calls they answer: from the results or, if needed, the completion."""
         words = self.study.template.searched
         calls = seams.called_functions(new, call_ids)
         key = (sketch(new, words), tools_key, tuple(call.result for call in calls))
@@ -200,11 +199,9 @@ class Bridger:
             names = [call.name for call in parsed if call.status.runnable]
             if len(names) != len(calls):  # it is unknown which have results
                 names = [None] * max(len(calls), 0 if call_ids else len(names))
-        pairs = itertools.zip_longest(calls, names, fillvalue=None)
-        known = [
-            (call or CalledFunction())._replace(name=(call and call.name) or name) for call, name in pairs
-        ]
-        return request._replace(calls=known)
+        calls = [*calls, *[CalledFunction()] * (len(names) - len(calls))]
+        pairs = itertools.zip_longest(calls, names)
+        return request._replace(calls=[call._replace(name=call.name or name) for call, name in pairs])
 
     def _prove_any(self, request: _Request, stream: Stream, past: Messages) -> _Proof | BridgeRefusal:
         """The proof in any context or, if the messages depend on it, in the actual one."""
@@ -220,7 +217,9 @@ class Bridger:
         text = turn.content + seams.LONG * (len(turn.content) > 20)
         request = request._replace(words=[word for word in request.words if word in text])
         if past:
-            return self._prove_in(past, request, turn, has_call)
+            actual = self._prove_in(past, request, turn, has_call)
+            if isinstance(actual, _Proof) or actual.reason is not RefusalReason.MOVES_PAST:
+                return actual  # else the template moves past text: a stream keeps it in place
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
         usual = frozenset[int]().union(*(context.controls for context in contexts if not context.has_word))
         in_prompt = frozenset(token for token in usual if (ids == token).any())
@@ -294,7 +293,7 @@ class Bridger:
             if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
                 continue
             problem = request.check(actual)
-            if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
+            if problem is not None and problem.reason is RefusalReason.MOVES_PAST:
                 # the template moves past text, which a stream keeps in place
                 rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
             elif actual.tail != expected.tail or problem is not None:
@@ -315,7 +314,7 @@ class Bridger:
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
-        """The first context and stand-in that the template accepts, preferably with a call."""
+        """The first context and stand-in that the template accepts, preferably one with a call like the turn."""
         refusal = BridgeRefusal(
             RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here"
         )

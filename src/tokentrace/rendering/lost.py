@@ -19,10 +19,9 @@ import msgspec
 
 from ..computed import computed
 from ..conversation.forms import texts_of
-from ..conversation.messages import Messages
+from ..conversation.messages import REASONING_FIELDS, Messages
 from ..errors import LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
-from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
 from ..template.trace import Rendering
 

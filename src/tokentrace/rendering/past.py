@@ -13,11 +13,10 @@ import msgspec
 
 from ..computed import computed
 from ..conversation.forms import Change, with_parsed_arguments
-from ..conversation.messages import Messages
+from ..conversation.messages import REASONING_FIELDS, Messages
 from ..errors import InputError, TemplateError, TokentraceError
 from ..study.probes import ANSWER, USER, call
 from ..study.turns import Run, common_prefix, turn_spans
-from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering, Span
 

@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from ..computed import computed
 from ..conversation.forms import Change
-from ..conversation.messages import ROLES, conversation_remarks
+from ..conversation.messages import REASONING_FIELDS, ROLES, conversation_remarks
 from ..errors import RendererError, brief, place
 from ..settings import flag, whole
 from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
-from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded

@@ -12,7 +12,7 @@ from typing import Any
 from ..conversation.messages import Messages
 from ..errors import InputError, TrajectoryError, brief
 from ..samples.trajectories import owned_turns
-from ..settings import as_float, choose, limit, whole
+from ..settings import as_float, as_float32, choose, limit, whole
 from ..store.store import is_storable
 from ..trajectory.checks import mapping_json
 from ..trajectory.trajectory import Trajectory
@@ -92,8 +92,8 @@ class Task:
 
 def checked_reward(value: Any, what: str) -> float | None:
     """A reward as a float, or None. Raises InputError unless it is a finite float32."""
-    number = None if isinstance(value, str | bytes) else as_float(value)
-    if value is not None and (number is None or abs(number) > 3.4028234663852886e38):
+    number = None if isinstance(value, str | bytes) else as_float32(as_float(value))
+    if value is not None and number is None:
         raise InputError(f"{what} is {brief(value)}: it must be a finite number (float32), or None")
     return number
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, brief
-from ..settings import as_float, choose, is_integer, is_number, items, whole
+from ..settings import as_float32, choose, is_integer, items, whole
 from ..showing import ShowsItself
 from ..tokens.ids import segments
 from ..tokens.kinds import Kind, Part
@@ -73,8 +73,8 @@ class Sample(ShowsItself, TokenTable):
         TokenTable.__post_init__(self)
         if callable(self.notes):
             self._defer("notes", self.notes)
-        if self.reward is not None and (not is_number(self.reward) or as_float(self.reward) is None):
-            raise SampleError(f"reward must be a finite number or None, not {brief(self.reward)}")
+        if self.reward is not None and as_float32(self.reward) is None:
+            raise SampleError(f"reward must be a finite number (float32) or None, not {brief(self.reward)}")
         for name, kind in (("versions", VersionSpan), ("completions", CompletionSpan)):
             spans = getattr(self, name)
             if not isinstance(spans, tuple) or not all(isinstance(span, kind) for span in spans):

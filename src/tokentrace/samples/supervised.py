@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.messages import ROLES, Messages
+from ..conversation.messages import REASONING_FIELDS, ROLES, Messages
 from ..errors import SampleError, TokentraceError, brief, kind_of
 from ..parsing.response import PartKind
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
-from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.ids import runs

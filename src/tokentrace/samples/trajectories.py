@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, brief
-from ..settings import as_float, choose, is_number, items, number
+from ..settings import as_float32, choose, is_number, items, number
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
@@ -153,8 +153,8 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
 
 def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
     """A number that float32 can hold, as float."""
-    number = as_float(value) if is_number(value) else None
-    if number is None or abs(number) > float(np.finfo(np.float32).max):
+    number = as_float32(value)
+    if number is None:
         problem = f"{what} is {brief(value)}: it must be a finite number (float32)"
         raise SampleError(f"trajectory {trajectory.name!r}: {problem}")
     return number
@@ -200,9 +200,9 @@ def relative_to_group(
     how = choose(Baseline, "baseline", baseline, SampleError)
     members: dict[str, dict[str, float]] = defaultdict(dict)
     for name, reward in rewards.items():
-        value = as_float(reward) if is_number(reward) else None
+        value = as_float32(reward)
         if value is None:
-            raise SampleError(f"{name!r}: a reward must be a finite number, not {brief(reward)}")
+            raise SampleError(f"{name!r}: a reward must be a finite number (float32), not {brief(reward)}")
         members[groups.get(name, name)][name] = value
     values: dict[str, float] = {}
     for group in members.values():

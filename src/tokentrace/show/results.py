@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..conversation.messages import REASONING_FIELDS
 from ..errors import InputError, kind_of
 from ..parsing.response import ParsedResponse, PartKind
 from ..rendering.bridged import BridgedTokens
@@ -18,7 +19,6 @@ from ..samples.sample import CompletionSpan, Sample
 from ..samples.trajectories import owned_turns
 from ..study.sampling import SampledTurn
 from ..study.turns import common_prefix
-from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import common_prefix as common_ids
 from ..tokens.kinds import Part
 from ..tokens.tokenizer import Ids, Tokenizer

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..computed import computed
 from ..conversation.forms import Silence
-from ..conversation.messages import RESULT_ROLES
-from ..template.chat_template import REASONING_FIELDS
+from ..conversation.messages import REASONING_FIELDS, RESULT_ROLES
 from ..template.origin import KEY, FieldPath, Origin
 from .memory import learned
 from .probes import ANSWER, CONTINUED, INLINE_THOUGHT, RESULT, THOUGHT, TWO_ARGUMENTS, USER, call

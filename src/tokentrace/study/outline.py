@@ -10,9 +10,10 @@ import itertools
 from typing import TYPE_CHECKING
 
 from ..computed import computed
+from ..conversation.messages import REASONING_FIELDS
 from ..errors import RendererError
 from ..formats.families import BY_NAME, FAMILIES
-from ..template.chat_template import REASONING_FIELDS, PythonFormat
+from ..template.chat_template import PythonFormat
 from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
 from .probes import ANSWER, REASONED, RESULT, THOUGHT, USER, Message, call

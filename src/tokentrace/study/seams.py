@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import InputError, TemplateError
+from ..template.origin import Origin
 from ..tokens.encoding import Encoded
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, call, calling, result
@@ -37,8 +38,8 @@ class RefusalReason(StrEnum):
     """The template writes a new message before the assistant's turn."""
     CONTEXT_DEPENDENT = "context_dependent"
     """What follows depends on earlier messages, which the bridge does not see."""
-    REPEATS_PAST = "repeats_past"
-    """The template repeats text of an earlier message, which the bridge does not see."""
+    MOVES_PAST = "moves_past"
+    """The template moves text of an earlier message behind the assistant's turn."""
     UNKNOWN_VALUE = "unknown_value"
     """The template repeats a value of the assistant's message that is not known."""
     TRUNCATED = "truncated"
@@ -231,19 +232,21 @@ def variants(form: StandIn) -> Iterator[StandIn]:
         yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
 
 
-def check_continuation(continuation: Continuation, *, true_context: bool = False) -> BridgeRefusal | None:
-    """Refuse if old text follows the turn (except of a true context), or new text precedes it."""
+def check_continuation(continuation: Continuation, true_context: bool) -> BridgeRefusal | None:
+    """Refuse if new text precedes the turn, or old text follows it; a true context may repeat text."""
     rendering = continuation.encoded.rendering
     cut = continuation.cut
     first = continuation.first_new
     calls = continuation.conversation[first - 1].get("tool_calls", ())
     names, stop = [call["function"]["name"] for call in calls], 0
+    before: set[Origin] = set()
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
         start, stop = stop, end
         if origin is None or origin.source != "messages" or origin.is_role:
             continue
         message = origin.message if origin.message is not None else -1
         if start >= cut if message >= first else stop <= cut:
+            before.add(origin)
             continue
         path = ".".join(map(str, origin.path)) or "text"
         if message >= first:
@@ -252,15 +255,17 @@ def check_continuation(continuation: Continuation, *, true_context: bool = False
             )
             return BridgeRefusal(RefusalReason.MOVED, problem, message - first)
         if message < first - 1:
+            problem = f"the template writes {path} of an earlier message after the assistant's turn"
+            if origin not in before:
+                return BridgeRefusal(RefusalReason.MOVES_PAST, problem)
             if not true_context:
-                problem = f"the template writes {path} of an earlier message after the assistant's turn"
-                advice = "pass messages=, the conversation so far"
-                return BridgeRefusal(RefusalReason.REPEATS_PAST, f"{problem}; {advice}")
+                problem += "; pass messages=, the conversation so far"
+                return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, problem)
         elif origin.field != "tool_calls":
             problem = (
                 f"the template writes {path} of the assistant's message after the messages that answer it"
             )
-            return BridgeRefusal(RefusalReason.REPEATS_PAST, problem)
+            return BridgeRefusal(RefusalReason.MOVES_PAST, problem)
         elif origin[-1] != "id" and (origin[-1] != "name" or names[int(origin.path[1])] == _UNKNOWN):
             problem = f"the template repeats {path} of the assistant's message after its turn"
             advice = "give tool results the name of the function they answer"

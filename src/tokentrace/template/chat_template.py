@@ -16,6 +16,7 @@ import jinja2
 from jinja2 import nodes
 
 from ..computed import computed
+from ..conversation.messages import REASONING_FIELDS
 from ..errors import TemplateError, TemplateLimitError
 from ..values.place import Place
 from ..values.plain import check_depth, plain_json
@@ -27,8 +28,6 @@ from .syntax import Inliner, constants_of, fields_of, names_in, searched_words, 
 from .trace import Rendering, Trace, collect
 from .traced import TracedList, wrap
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning. Most templates read the first, gpt-oss's the second."""
 _TRACED_TYPE = re.compile(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)")
 _REASONING = frozenset(REASONING_FIELDS)
 _TEXT_FIELDS = _REASONING | {"content", "text"}

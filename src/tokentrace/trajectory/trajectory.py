@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ExtensionError, TrajectoryError, brief
 from ..files import write_whole
-from ..settings import as_float, choose, instance, is_number
+from ..settings import as_float32, choose, instance
 from ..showing import ShowsItself
 from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind
@@ -300,9 +300,11 @@ class Trajectory(ShowsItself, Record):
 
     def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:
         """Set the reward of a turn or of the rollout. The last value counts; None removes it."""
-        value = as_float(reward) if is_number(reward) else None
+        value = as_float32(reward)
         if value is None and reward is not None:
-            raise TrajectoryError(f"a reward must be a finite number or None, not {brief(reward)}")
+            raise TrajectoryError(
+                f"a reward must be a finite number (float32) or None, not {brief(reward)}"
+            )
         if turn is None:
             self.reward = value
             return
