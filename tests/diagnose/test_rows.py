@@ -462,9 +462,7 @@ def test_rows_of_apply_chat_template_check_clean(family: str, tmp_path: Path) ->
     assert (report.counts["masks"], report.counts["compared"]) == (0, len(CHATS))
 
 
-def test_trls_training_template_trains_the_newline_and_adds_reasoning(
-    tmp_path: Path,
-) -> None:
+def test_trls_training_template_trains_the_newline_and_adds_reasoning(tmp_path: Path) -> None:
     """It tags the newline after the stop token, and writes an empty block of reasoning into past turns too."""
     rows = []
     for chat in CHATS[:2]:

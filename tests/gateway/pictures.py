@@ -14,10 +14,10 @@ def main(folder: Path) -> None:
     script = Script()
     with gateway_server(script.engine) as served, chromium() as browser:
         for number in range(18, 26):
-            id = f"invoices-{number}"
+            id, words = f"invoices-{number}", "an invoice was paid late " * number
             served.call("POST", "/sessions", {"id": id, "metadata": {"split": "train", "try": 1}})
-            texts = [f"{at}: " + "an invoice was paid late " * number for at in range(1 + number % 5)]
-            talk(served, script, id, [], *((user(text), says(f"Noted: {at}.")) for at, text in enumerate(texts)))
+            turns = ((user(f"{at}: {words}"), says(f"Noted: {at}.")) for at in range(1 + number % 5))
+            talk(served, script, id, [], *turns)
             served.call("POST", f"/sessions/{id}/rewards", {"reward": [0, 0.5, 1][number % 3]})
         hostile(served, script, "fuzzed-texts")
         metadata = {"task": "March and April", "split": "train", "try": 2}

@@ -9,7 +9,7 @@ from tests.conversations import GET_WEATHER, assistant, developer, system, user
 from tests.parsing.forms import families
 from tests.support import make_renderer
 from tokentrace import Renderer, create_renderer
-from tokentrace.gateway.adapting import with_late_instructions
+from tokentrace.gateway.adapting import with_readable_roles
 from tokentrace.pocket import POCKET
 
 TURN = "{{ '<|turn|>' + message.role + '\\n' + message.content + '<|end|>' }}"
@@ -22,16 +22,10 @@ HOISTS = (
     "{% for message in messages if message.role == 'system' %}" + TURN + "{% endfor %}"
     "{% for message in messages if message.role != 'system' %}" + TURN + "{% endfor %}" + PROMPT
 )
-DROPS = (
-    "{% for message in messages %}{% if message.role != 'system' or loop.first %}"
-    + TURN
-    + "{% endif %}{% endfor %}"
-    + PROMPT
-)
+IN_PLACE = "{% if message.role != 'system' or loop.first %}" + TURN + "{% endif %}"
+DROPS = "{% for message in messages %}" + IN_PLACE + "{% endfor %}" + PROMPT
 NO_DEVELOPER = "{% for message in messages if message.role != 'developer' %}" + TURN + "{% endfor %}" + PROMPT
-NO_INSTRUCTIONS = (
-    "{% for message in messages if message.role in ('user', 'assistant') %}" + TURN + "{% endfor %}" + PROMPT
-)
+NO_INSTRUCTIONS = NO_DEVELOPER.replace("!= 'developer'", "in ('user', 'assistant')")
 LATE = [system("1A"), user("2b"), system("3C"), assistant("4d"), user("5e"), system("6F")]
 AS_USER = [system("1A"), user("2b"), user("3C"), assistant("4d"), user("5e"), user("6F")]
 PARTS = system([{"type": "text", "text": "C"}, {"type": "text", "text": "D"}])
@@ -58,7 +52,7 @@ def renderer_of(template: str | None) -> Renderer:
 
 @pytest.mark.parametrize(("template", "messages", "expected"), CASES)
 def test_instructions_are_rendered_in_their_place(template: str | None, messages: Any, expected: Any) -> None:
-    adapted = with_late_instructions(renderer_of(template), messages)
+    adapted = with_readable_roles(renderer_of(template), messages)
     assert adapted == expected
     assert (adapted is messages) == (expected == messages)
     if expected is AS_USER:
@@ -72,10 +66,10 @@ def test_later_messages_change_no_earlier_ones_and_adapting_is_idempotent(templa
     renderer = renderer_of(template)
     roles = {"s": system, "d": developer}
     first = [*(roles[role](f"{at}A") for at, role in enumerate(begin.split())), user("9b")]
-    adapted = with_late_instructions(renderer, first)
+    adapted = with_readable_roles(renderer, first)
     more = [assistant("c"), user("d"), system("E"), developer("F")]
-    assert with_late_instructions(renderer, [*first, *more])[: len(adapted)] == adapted
-    assert with_late_instructions(renderer, adapted) == adapted
+    assert with_readable_roles(renderer, [*first, *more])[: len(adapted)] == adapted
+    assert with_readable_roles(renderer, adapted) == adapted
 
 
 @families(FAMILIES)
@@ -88,7 +82,7 @@ def test_instructions_are_in_the_prompt_of_every_family_in_order(any_family: str
         [system(first), system(second)],
         [developer(first), developer(second), system(third)],
     ):
-        adapted = with_late_instructions(renderer, [*begin, user("Which?4")])
+        adapted = with_readable_roles(renderer, [*begin, user("Which?4")])
         for tools in (None, [GET_WEATHER]):
             rendered = renderer.render(adapted, tools=tools, add_generation_prompt=True)
             text = renderer.tokenizer.decode(rendered.ids)

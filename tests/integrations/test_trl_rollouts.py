@@ -203,10 +203,7 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
         ({"input_ids": [1, 2], "loss_mask": [0.0, 0.5]}, "must be 0 or 1"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "seq_lengths": [1, 1]}, "packed"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}, "logprobs has 1 entries"),
-        (
-            {"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]},
-            "logprobs or advantages of a row are not numbers",
-        ),
+        ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]}, "advantages of a row are not numbers"),
         ({"labels": [1, 2]}, "has no input_ids"),
         ({"input_ids": [1.7, 2], "labels": [-100, 2]}, r"input_ids\[0\] is 1.7"),
         ({"input_ids": [2**31, 2], "labels": [-100, 2]}, "not a token id"),

@@ -171,12 +171,15 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
         broken = explain_break(stream, prompt, renderer, sampled=sampled)
     if broken is not None:
         show_report(broken, broken.to_json(), options, tokenizer=renderer)
-    elif options["as_json"]:
+        return True
+    if options["html"] is not None:
+        note(f"the prompt extends the stream, so {options['html']} was not written")
+    if options["as_json"]:
         click.echo(json.dumps({"extends": True}))
     elif not options["quiet"]:
         new = counted(len(prompt) - len(stream), "new one")
         click.echo(f"the prompt extends the stream: {counted(len(stream), 'id')}, and {new}")
-    return broken is not None
+    return False
 
 
 def _read_ids(source: str) -> Any:

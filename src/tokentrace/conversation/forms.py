@@ -96,9 +96,9 @@ def adapt(messages: Messages, forms: Any) -> Adapted:
     Raises InputError for media, unknown parts, and arguments that are not a JSON object.
     """
     changes: list[Change] = []
-    texts = {role for role in {message["role"] for message in messages} if forms.content(role).text}
+    text_roles = {role for role in {message["role"] for message in messages} if forms.content(role).text}
     adapted = [
-        message if _is_read(message, texts, forms) else _adapt_message(index, message, forms, changes)
+        message if _is_read(message, text_roles, forms) else _adapt_message(index, message, forms, changes)
         for index, message in enumerate(messages)
     ]
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
@@ -121,9 +121,9 @@ def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
 
 
-def _is_read(message: Fields, texts: Collection[str], forms: Any) -> bool:
-    """True if the template reads a message as it is. `texts`: roles whose content may be text."""
-    if message["role"] not in texts or type(message.get("content")) is not str:
+def _is_read(message: Fields, text_roles: Collection[str], forms: Any) -> bool:
+    """True if the template reads a message as it is. `text_roles`: roles whose content may be text."""
+    if message["role"] not in text_roles or type(message.get("content")) is not str:
         return False
     is_reply = message["role"] == "assistant"
     if not is_reply or "tool_calls" not in message:

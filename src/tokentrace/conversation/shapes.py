@@ -12,16 +12,9 @@ from ..errors import InputError, brief
 from ..settings import choose
 from ..values.place import Fields, Place, is_list
 from ..values.plain import parse_json
+from . import messages as checks
 from .forms import texts_of
-from .messages import (
-    ARGUMENTS,
-    REASONING_FIELDS,
-    Messages,
-    check_content,
-    check_message,
-    check_tools,
-    placed,
-)
+from .messages import ARGUMENTS, REASONING_FIELDS, Messages, placed
 
 _CALLERS = ("function_call", "tool_call")  # speakers whose value is JSON of calls
 _SPEAKERS: Mapping[str, str] = {
@@ -257,8 +250,8 @@ def _from_turn(place: Place, turn: Fields) -> Fields:
     elif value is None and not (carried.get("tool_calls") and role == "assistant"):
         raise place.at("value").error("is missing")
     message = {"role": role, "content": "" if value is None else value, **carried}
-    check_content(place.at("value"), role, message["content"])
-    return check_message(place, message)
+    checks.check_content(place.at("value"), role, message["content"])
+    return checks.check_message(place, message)
 
 
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
@@ -284,7 +277,7 @@ def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | No
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None
-    checked = Place(field="tools").each(check_tools(tools) or ())
+    checked = Place(field="tools").each(checks.check_tools(tools) or ())
     return [_tool(place, tool, wrap) for place, tool in checked] or None
 
 

@@ -18,6 +18,7 @@ from ..rendering.trust import TRUSTED
 from ..samples.sample import Overlong, Sample, truncate
 from ..samples.supervised import SampleBuilder, SampleSettings
 from ..settings import choose, instance, whole
+from ..study.memory import Memory
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
@@ -30,8 +31,6 @@ _OF_RENDERER = (
     *("chat_template", "control_tokens", "messages", "use_patched"),
     "preserve_thinking_between_tool_calls",
 )
-_MOST_BUILDERS = 32
-"""Cached builders: one per combination of rows' template variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +137,15 @@ class RowTokenizer:
     def __init__(self, settings: TokenizeSettings) -> None:
         self.settings = settings
         self._tokenizer = load_tokenizer(settings.tokenizer)
-        self._builders: dict[str, SampleBuilder] = {}
+        self._builders = Memory(most=32)
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
-        key, settings = json.dumps(variables, sort_keys=True, default=repr), self.settings
-        if key in self._builders:
-            return self._builders[key]
-        if len(self._builders) >= _MOST_BUILDERS:
-            self._builders.clear()
+        key = json.dumps(variables, sort_keys=True, default=repr)
+        return self._builders.once(key, lambda: self._new_builder(variables))
+
+    def _new_builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
+        settings = self.settings
         trusted = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
         renderer = create_renderer(
             self._tokenizer,
@@ -156,8 +155,7 @@ class RowTokenizer:
             trusted=(TRUSTED - {"kwargs"}) | trusted,  # variables of a row are data
             **{**settings.template_kwargs, **variables},
         )
-        self._builders[key] = SampleBuilder(renderer, settings.samples)
-        return self._builders[key]
+        return SampleBuilder(renderer, settings.samples)
 
     def tokenize(self, row: Row) -> RowResult:
         try:

@@ -15,6 +15,7 @@ from ..rendering.lost import Lost
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
+from ..study.memory import Memory
 from ..study.probes import SYSTEM, USER, Message, call, calling, result
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
@@ -210,7 +211,7 @@ class AppendMatrix:
     def __init__(self, renderer: Renderer) -> None:
         policy, form = ControlPolicy.HF_COMPAT, MessageForm.ADAPT
         self._renderer = replace(renderer, past=Past.TEMPLATE, control_tokens=policy, messages=form)
-        self._cache: dict[str, RenderedTokens] = {}
+        self._cache = Memory()
 
     def cell(self, turn: TurnForm) -> AppendCell:
         """The worst case, without histories that the template refuses on their own."""
@@ -243,10 +244,9 @@ class AppendMatrix:
         return False
 
     def _render(self, request: Request) -> RenderedTokens:
-        key, (messages, tools, prompt) = json.dumps(request), request
-        if key not in self._cache:
-            self._cache[key] = self._renderer.render(messages, tools=tools, add_generation_prompt=prompt)
-        return self._cache[key]
+        messages, tools, prompt = request
+        render = functools.partial(self._renderer.render, messages, tools=tools)
+        return self._cache.once(json.dumps(request), lambda: render(add_generation_prompt=prompt))
 
     def _try(self, case: AppendCell) -> AppendCell:
         try:

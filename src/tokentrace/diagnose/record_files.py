@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.sources import Format, Source, find_sources, read_rows
-from ..data.sources import Row as FileRow
+from ..data.sources import Format, Row, Source, find_sources, read_rows
 from ..data.tables import read_metadata
 from ..errors import InputError, TrajectoryError
 from ..samples.trajectories import owned_turns
@@ -198,13 +197,13 @@ def _recognise(source: Source) -> str:
     raise InputError(problems[0] if problems else f"{source.name} holds no rows")
 
 
-def _key(row: FileRow) -> str:
+def _key(row: Row) -> str:
     """A row that names no rollout is its own."""
     name = line_key(row.value)
     return f"\0{row.number}" if name is None else name
 
 
-def _line_groups(source: Source) -> Iterator[list[FileRow]]:
+def _line_groups(source: Source) -> Iterator[list[Row]]:
     """Yield the lines of each rollout. A first pass notes where they are in the file."""
     groups: dict[str, list[tuple[int, int, int]]] = {}
     start = 0
@@ -213,13 +212,13 @@ def _line_groups(source: Source) -> Iterator[list[FileRow]]:
         start = row.end
     with open(source.path, "rb") as file:
 
-        def read(number: int, start: int, end: int) -> FileRow:
+        def read(number: int, start: int, end: int) -> Row:
             file.seek(start)
             text = file.read(end - start)
-            return FileRow(number, number, text=text, end=end, source=source.name).parsed()
+            return Row(number, number, text=text, end=end, source=source.name).parsed()
 
         yield from ([read(*place) for place in group] for group in groups.values())
 
 
-def _place(row: FileRow) -> str:
+def _place(row: Row) -> str:
     return f"{row.source}, line {row.line}" if row.line is not None else f"{row.source}, row {row.number}"

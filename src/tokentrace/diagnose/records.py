@@ -87,7 +87,7 @@ class Call:
         return {**self.request, "messages": [*self.request["messages"], self.reply]}
 
 
-class Row(NamedTuple):
+class TrainingRow(NamedTuple):
     """A training row, and its trained runs as calls."""
 
     ids: Ids
@@ -104,7 +104,7 @@ class Rollout:
     name: str
     where: str
     calls: list[Call] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TrainingRow] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     tokenizer: str | None = None
     ordered: bool = True
@@ -250,7 +250,7 @@ class Fields:
             requests = [exchange(messages[:at], tools, messages[at]) for at in places]
         if len(requests) == len(calls):
             calls = [replace(call, **one) for call, one in zip(calls, requests, strict=True)]
-        self.rollout.rows.append(Row(ids, mask, self.where(), sampled, calls))
+        self.rollout.rows.append(TrainingRow(ids, mask, self.where(), sampled, calls))
 
 
 def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:

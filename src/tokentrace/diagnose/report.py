@@ -25,7 +25,9 @@ class Example(NamedTuple):
         return {"where": self.where, "words": self.words, "findings": list(map(asdict, self.findings))}
 
 
-class Seen(NamedTuple):
+class Entry(NamedTuple):
+    """One thing to count in a table of a report."""
+
     table: str
     key: Any
     tokens: int = 0
@@ -59,10 +61,10 @@ class Report(ShowsItself):
         for name in self.tables:
             setattr(self, name, {})
 
-    def add(self, counts: Mapping[str, int], seen: Iterable[Seen]) -> None:
+    def add(self, counts: Mapping[str, int], entries: Iterable[Entry]) -> None:
         self.counts.update(counts)
         before = set()
-        for table, key, tokens, example in seen:
+        for table, key, tokens, example in entries:
             tallies: Tallies = getattr(self, table)
             if key not in tallies and len(tallies) == _MOST:
                 continue

@@ -27,8 +27,8 @@ from .breaks import conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
-from .records import Call, Line, Mask, Rollout, Row
-from .report import Example, Report, Seen, Tallies, Tally
+from .records import Call, Line, Mask, Rollout, TrainingRow
+from .report import Entry, Example, Report, Tallies, Tally
 
 _RECENT = 3
 _TRACE = 8
@@ -74,7 +74,7 @@ class CheckedRollout:
         self.tips: list[Tip] = []
         self.breaks: list[Finding] = []
         self.findings, self._derived = [*rollout.findings], not rollout.calls
-        self.seen: list[Seen] = []
+        self.entries: list[Entry] = []
         self._calls: list[Call] = []
         self._gone: set[int] = set()
         calls = rollout.calls if rollout.ordered else sorted_calls(rollout.calls)
@@ -84,9 +84,11 @@ class CheckedRollout:
             self._check_mask(row)
         self.counts.update(broken=bool(self.breaks), samples=len(self.tips))
         self.counts.update(row_tokens=sum(len(tip.stream) for tip in self.tips))
-        self.seen += [Seen("outcomes", step) for step in self.steps]
+        self.entries += [Entry("outcomes", step) for step in self.steps]
         for one in self.findings:
-            self.seen.append(Seen("faults", one.cause, one.tokens, Example(one.where, one.words, [one])))
+            self.entries.append(
+                Entry("faults", one.cause, one.tokens, Example(one.where, one.words, [one]))
+            )
 
     def _report(self, cause: Cause, where: str, words: str, tokens: int, at: int | None = None) -> None:
         self.findings.append(Finding(cause, where, words=words, position=at, tokens=tokens))
@@ -135,7 +137,7 @@ class CheckedRollout:
             calls = [*tip.calls, call]
         self.tips.append(Tip(calls, numbers))
 
-    def _check_mask(self, row: Row) -> None:
+    def _check_mask(self, row: TrainingRow) -> None:
         sampled = np.zeros(len(row.ids), np.bool_)
         if self._derived and row.sampled is not None:
             sampled |= row.sampled
@@ -209,9 +211,9 @@ class CheckedRollout:
         where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name!r}"
         finding = Finding(cause, where, words=words, position=shared, tokens=lost)
         self.breaks.append(finding)
-        self.seen.append(Seen("causes", cause, lost, Example(where, words, [finding], contrasts)))
-        self.seen += [Seen("histories", history.cause)] if history is not None else []
-        self.seen += [Seen("recorded", named)] * bool(call.recorded)
+        self.entries.append(Entry("causes", cause, lost, Example(where, words, [finding], contrasts)))
+        self.entries += [Entry("histories", history.cause)] if history is not None else []
+        self.entries += [Entry("recorded", named)] * bool(call.recorded)
 
 
 def sorted_calls(calls: Sequence[Call]) -> list[Call]:
@@ -344,14 +346,14 @@ def check_rollouts(
                 break
             if rollout.problem:
                 example = Example(rollout.where, rollout.problem)
-                report.add({"unreadable": 1}, [Seen("unread", "could not be read", 0, example)])
+                report.add({"unreadable": 1}, [Entry("unread", "could not be read", 0, example)])
                 continue
             digest = _DIGEST.fullmatch(rollout.tokenizer or "")  # a dump may have the tokenizer's name
             misread = tokenizer is not None and digest and not tokenizer.digest.startswith(digest[0])
             if misread and _OTHER_TOKENIZER not in report.notes:
                 report.notes.append(_OTHER_TOKENIZER)
             checked = CheckedRollout(rollout, model)
-            report.add(checked.counts, checked.seen)
+            report.add(checked.counts, checked.entries)
             for tip in checked.tips if connected is not None else ():
                 pairs = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1

@@ -197,7 +197,7 @@ def check_dataset(
             if assumed and Cause.NO_TOKEN in checked.causes:
                 problem = "has ids that the embedded model does not have"
                 raise InputError(f"{checked.where} {problem}: name the rows' tokenizer (--tokenizer, -t)")
-            report.add(checked.counts, checked.seen())
+            report.add(checked.counts, checked.entries())
             progress(done + row.end, total)
         done += source.size
         progress(done, total)

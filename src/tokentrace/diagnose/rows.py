@@ -30,7 +30,7 @@ from .break_checks import Case, TurnHeads
 from .conversation_diff import INSTRUCTIONS
 from .finding import Cause, Finding
 from .records import IDS, MASKS, Fields, Line, Mask, Rollout, first_of
-from .report import Example, Seen
+from .report import Entry, Example
 
 _MOST = 8
 _PROMPT = len(Part)
@@ -69,18 +69,18 @@ class CheckedRow:
     def mask(self) -> list[Finding]:
         return [one for one in self.findings if one.cause in _MASK_CAUSES]
 
-    def seen(self) -> Iterator[Seen]:
+    def entries(self) -> Iterator[Entry]:
         mask = self.mask
         words = (
             f"token {one.position:,}: {one.words}" if one in mask else str(one) for one in self.findings
         )
         example = Example(self.where, self.reason or "; ".join(words), self.findings, self.contrasts)
         differs = self.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
-        yield Seen("outcomes", self.outcome, 0, example if differs else None)
-        yield from (Seen("causes", cause, 0, example) for cause in self.causes)
-        yield from (Seen("mask", (one.where, one.field, one.cause), one.tokens) for one in mask)
+        yield Entry("outcomes", self.outcome, 0, example if differs else None)
+        yield from (Entry("causes", cause, 0, example) for cause in self.causes)
+        yield from (Entry("mask", (one.where, one.field, one.cause), one.tokens) for one in mask)
         if self.reason:
-            yield Seen("reasons", self.reason)
+            yield Entry("reasons", self.reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -394,7 +394,7 @@ class _Comparison:
     def _expected_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
         """The mask that the row should have, and the expected token that each of its tokens replaces.
 
-        Other ids are wrong only if either they or the expected ones are trained.
+        Where ids differ, the mask is right if both sides train something, or neither does.
         """
         expected, other, stop = self.sample.mask, self.row.start, self.row.stop
         target, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)

@@ -235,10 +235,8 @@ class Connection:
         try:
             async with asyncio.timeout_at(deadline):
                 response = await self._client.send(request, stream=True)
-                is_packed = response.headers.get("content-encoding", "").strip().lower() not in (
-                    "",
-                    "identity",
-                )
+                encoding = response.headers.get("content-encoding", "").strip().lower()
+                is_packed = encoding not in ("", "identity")
                 if not response.is_success:
                     raise await self._problem(response, readable=not is_packed)
             if is_packed:

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -162,6 +162,16 @@ class Delta:
     """One that only the last piece has is of the whole completion."""
     stopped_by: str | None = None
     """The text of `SamplingParams.stop` that ended the completion."""
+
+    def head(self, count: int) -> Self:
+        """The first tokens. Drops channels of another length."""
+        whole = ((name, values) for name, values in self.channels.items() if len(values) == len(self.ids))
+        channels = {name: values[:count] for name, values in whole}
+        versions = tuple(
+            span._replace(stop=min(span.stop, count)) for span in self.versions if span.start < count
+        )
+        ids, logprobs = self.ids[:count], self.logprobs[:count]
+        return replace(self, ids=ids, logprobs=logprobs, versions=versions, channels=channels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ..conversation.forms import parse_arguments
 from ..conversation.messages import Messages
@@ -22,10 +21,9 @@ _LATE_WORD = "Cherries"
 _FIRST_WORDS = ("Oranges", "Cherries", "Apricots", "Quinces", "Lemons")
 _JOINABLE = frozenset({"role", "content", *NOISE})
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_CACHE: WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]] = WeakKeyDictionary()
 
 
-def with_late_instructions(renderer: Renderer, messages: Messages, apart: int = 0) -> Messages:
+def with_readable_roles(renderer: Renderer, messages: Messages, apart: int = 0) -> Messages:
     """Instructions in roles that the template renders; the same sequence if nothing changes.
 
     Opening instructions become system messages, are joined to the first (unless `apart`), or
@@ -76,12 +74,11 @@ def _as(role: str, message: Message) -> Message:
 
 def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
     """True if the template writes these roles first, or a `late` one last."""
-    cache = _CACHE.setdefault(renderer, {})
-    key = (*roles, late)
-    if key not in cache:
-        silent = renderer.silent()
-        cache[key] = all(_shows(silent, roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
-    return cache[key]
+    silent, more = renderer.silent(), [_ANSWER, _QUESTION]
+    return renderer.cache.once(
+        ("writes", *roles, late),
+        lambda: _shows(silent, roles, late, []) and _shows(silent, roles, late, more),
+    )
 
 
 def _shows(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[Message]) -> bool:

@@ -32,12 +32,13 @@ _AT_ONCE_SECONDS = 0.05
 _FIRST_PIECES = 8
 """Other tasks run after each of these, so that a stream opens without delay."""
 Result = TypeVar("Result")
-Piece = TypeVar("Piece", bound=Delta)
 Feed = Callable[[int, Sequence[ItemChange], Delta | None], None]
 
 
 @dataclass(slots=True, eq=False)
 class Answer:
+    """The answer to one request: sampled after `placed`, or `replies` that were stored."""
+
     gateway: Gateway
     session_id: str
     dialect: type[Dialect]
@@ -142,7 +143,7 @@ class Answer:
                 for at, id in enumerate(ids if request.stop else (), 1):
                     changes += stream.feed(parser.feed([id]))
                     if stream.stopped_by is not None:
-                        piece = _first(delta, at)
+                        piece = delta.head(at)
                         break
                 count += len(piece.ids)
                 self.sampled += len(piece.ids)
@@ -156,10 +157,7 @@ class Answer:
                     await asyncio.sleep(0)  # send each piece before reading the next
         completion = pieces[0] if pieces and isinstance(pieces[0], Completion) else joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
-            past = [span for span in completion.versions if span.start < count]
-            spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)
-            short = _first(completion, count)
-            completion = replace(short, finish_reason=FinishReason.ABORT, versions=spans)
+            completion = replace(completion.head(count), finish_reason=FinishReason.ABORT)
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         reply, changes = finish_reply(parser, stream, completion)
@@ -276,13 +274,6 @@ def finish_reply(
     changes = stream.finish(events, cut_off=parser.response.finish is Finish.LENGTH)
     about = (stream.stopped_by, stream.statuses, stream.late_ids)
     return Reply(stream.items, completion, parser.response, *about), changes
-
-
-def _first(delta: Piece, count: int) -> Piece:
-    """The first tokens. Drops channels of another length."""
-    whole = ((name, values) for name, values in delta.channels.items() if len(values) == len(delta.ids))
-    channels = {name: values[:count] for name, values in whole}
-    return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 
 async def finish_uncancelled(work: Coroutine[Any, Any, Result]) -> Result:

@@ -61,7 +61,7 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
         hashes = [hashlib.sha256(each).hexdigest()[:32] for each in parts]
         name = f"key:{hashes[0]}:{dialect.name}:{hashes[1]}"
 
-    async def sample() -> Answer:
+    async def begin() -> Answer:
         answer = await gateway.begin(session_id, dialect, request, name)
         details.update(session=session_id, dialect=dialect.name, response=answer.head.id)
         if (placed := answer.placed) is None:
@@ -77,7 +77,7 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
                 details["sampled"] = answer.sampled
         return answer
 
-    answer = await unless_gone(http.receive, sample())
+    answer = await unless_gone(http.receive, begin())
     headers = _answer_headers(session_id, answer)
     if request.stream:
         return await StreamedAnswer(answer, headers, details).opened(http.receive)

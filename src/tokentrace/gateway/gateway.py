@@ -26,7 +26,7 @@ from ..store.packing import unpack_channels
 from ..store.store import Store
 from ..study.memory import Memory
 from ..tokens.tokenizer import Ids
-from .adapting import with_late_instructions
+from .adapting import with_readable_roles
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, finish_uncancelled
 from .dialect import Dialect, Head, ItemStream, call_ids_of, response_name
@@ -110,7 +110,7 @@ class Gateway:
         template = ",".join(f"{name}={digest}" for name, digest in digests)
         root = root_key(tools, variables, template if request.prompt_ids is None else "ids")
         apart = request.instructions if request.stored else 0
-        messages = with_late_instructions(renderer, request.messages, apart)
+        messages = with_readable_roles(renderer, request.messages, apart)
         more = (request.continued, request.prompt_ids, ",".join(digest[:16] for _, digest in digests))
         return Conversation(messages, tools, renderer, root, variables, *more)
 
@@ -151,13 +151,13 @@ class Gateway:
     def renderer_with(self, variables: Mapping[str, Any]) -> Renderer:
         if not variables:
             return self.renderer
-        key = repr(sorted(variables.items(), key=lambda item: item[0]))
-        return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
+        key = repr(sorted(variables.items()))
+        return self._renderers.once(key, lambda: self.renderer.with_variables(variables))
 
     def _check_variables(self, request: Request) -> None:
         if not request.variables:
             return
-        template = self.renderer.study(request.tools or None).template
+        template = self.renderer.study(request.tools).template
         tokenizer, unsupported = self.renderer.tokenizer, "unsupported_parameter"
         control = tokenizer.vocabulary.control_pattern
         for name, value in request.variables.items():

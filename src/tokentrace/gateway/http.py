@@ -158,40 +158,40 @@ class StreamedAnswer(Response):
         self._frames: list[bytes] = []
         """Frames to send. Sampling never waits for a slow reader."""
         self._news = asyncio.Event()
-        self._first_token: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once an error must become part of the stream."""
+        self._status: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the status is certain. Later errors are part of the stream."""
         self._task = asyncio.create_task(self._produce())
         self._task.add_done_callback(self._end)
 
     async def opened(self, receive: Receive) -> StreamedAnswer:
         """Wait for the first token. Raises any error until then."""
         try:
-            await unless_gone(receive, asyncio.wait((self._first_token,), timeout=FIRST_TOKEN_SECONDS))
+            await unless_gone(receive, asyncio.wait((self._status,), timeout=FIRST_TOKEN_SECONDS))
         except BaseException:
             await self._cancel()
             raise
-        self._begin()
-        self._first_token.result()
+        self._settle()
+        self._status.result()
         return self
 
-    def _begin(self) -> None:
-        if not self._first_token.done():
-            self._first_token.set_result(None)
+    def _settle(self) -> None:
+        if not self._status.done():
+            self._status.set_result(None)
 
     async def _produce(self) -> None:
         def feed(choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> None:
-            self._begin()
+            self._settle()
             self._write(self._encoder.feed(choice, changes, delta))
 
         try:
             self._frames += map(encode_sse, self._encoder.open())
             replies = await self._answer.run(feed)
-            self._begin()
+            self._settle()
             self._write(self._encoder.close(replies))
             self._frames.append(self._answer.dialect.end)
         except Exception as error:
-            if not self._first_token.done():
-                self._first_token.set_exception(error)
+            if not self._status.done():
+                self._status.set_exception(error)
                 return
             problem = as_problem(error)
             self.status_code = problem.status

@@ -85,6 +85,7 @@ class SessionRows:
             packed = self._channels.get(self._numbers[turn.write], b"")
             for name, values in unpack_channels(packed).items():
                 channels.setdefault(name, []).append((turn.start, values[: len(turn)]))
+        stored = {name: Channel(len(sample), tuple(each)) for name, each in channels.items()}
         tools = self.session.roots[last.root][0]
         return {
             "source": self.info.id,
@@ -103,12 +104,7 @@ class SessionRows:
             "tools": None if tools is None else _text(tools),
             "tokenizer": last.tokenizer,
             "template": last.template,
-            **channel_values(
-                {
-                    **sample.channels,
-                    **{name: Channel(len(sample), tuple(each)) for name, each in channels.items()},
-                }
-            ),
+            **channel_values({**sample.channels, **stored}),
         }
 
     def _turn(self, turn: RecordedTurn) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentMessages:
+    """A request's messages, and the key of each prefix."""
+
     originals: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
@@ -46,6 +48,8 @@ class SentMessages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
+    """A request's prompt: the stream of the turn `base`, if any, then `new_ids`."""
+
     conversation: Conversation
     sent: SentMessages
     base: RecordedTurn | None
@@ -66,7 +70,7 @@ class Placement:
 
 
 class RecordedTurn(Struct, frozen=True, kw_only=True):
-    """A turn as a store keeps it next to its tokens."""
+    """A turn as a store keeps it next to its tokens: `messages` after the `shared` ones of `base`."""
 
     number: int
     base: int | None

@@ -147,13 +147,13 @@ class Bridger:
             return proof
         if (refusal := self._refuse_rewrite(proof.rewrites, stream)) is not None:
             return refusal
-        continuation = self._proven(request, proof)
+        continuation = self._with_proof(request, proof)
         if isinstance(continuation, BridgeRefusal):
             return continuation
         refusal = seams.check_continuation(continuation, proof.true_context)
         return self._join(stream, continuation) if refusal is None else refusal
 
-    def _proven(self, request: _Request, proof: _Proof) -> Outcome:
+    def _with_proof(self, request: _Request, proof: _Proof) -> Outcome:
         request = request._replace(
             true_context=proof.true_context, seen_tools=proof.seen_tools, message=proof.message
         )
@@ -171,7 +171,7 @@ class Bridger:
     def _request(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, call_ids: Sequence[str]
     ) -> _Request:
-        """The new messages, and the calls they answer: from the results or, if needed, the completion."""
+        """The new messages, and the calls that they answer."""
         words = self.study.template.searched
         calls = seams.called_functions(new, call_ids)
         key = (sketch(new, words), tools_key, tuple(call.result for call in calls))
@@ -184,10 +184,10 @@ class Bridger:
             for name in () if is_named else functions:
                 if name in self.study.template.constants or any(word in name for word in words):
                     return True
-            if not (proof := self._remembered(request)):
+            if not (proof := self._prove_once(request)):
                 return None if is_named else True
             more = (request._replace(calls=[*calls, *[CalledFunction()] * count]) for count in (0, 1, 4))
-            tails = {(after := self._proven(which, proof)) and after.tail for which in more}
+            tails = {(after := self._with_proof(which, proof)) and after.tail for which in more}
             return bool(calls and not call_ids and len(tails) > 1)
 
         cached = ("completion", is_named, bool(call_ids), *key)
@@ -206,7 +206,7 @@ class Bridger:
     def _prove_any(self, request: _Request, stream: Stream, past: Messages) -> _Proof | BridgeRefusal:
         """The proof in any context or, if the messages depend on it, in the actual one."""
         if not past:
-            proof = self._remembered(request)
+            proof = self._prove_once(request)
             if isinstance(proof, _Proof) or proof.reason not in _OF_CONTEXT:
                 return proof
         grammar = self.compiled().grammar
@@ -227,7 +227,7 @@ class Bridger:
         ends = [prompt for prompt in prompts if prompt == ids[len(ids) - len(prompt) :].tolist()]
         fitting = [one for one in contexts if not ends or one.prompt_ids == max(ends, key=len)]
         alike = [one for one in fitting if one.controls & usual == in_prompt]
-        return self._remembered(request, has_call, alike or fitting)
+        return self._prove_once(request, has_call, alike or fitting)
 
     def _prove_in(
         self, past: Messages, request: _Request, turn: ParsedResponse, has_call: bool | None
@@ -243,7 +243,7 @@ class Bridger:
                     return proof
         return self._prove(request, has_call, contexts)
 
-    def _remembered(
+    def _prove_once(
         self, request: _Request, has_call: bool | None = None, alike: Sequence[_Context] = ()
     ) -> _Proof | BridgeRefusal:
         def is_reusable(proof: _Proof | BridgeRefusal) -> bool:
@@ -314,7 +314,7 @@ class Bridger:
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
-        """The first context and stand-in that the template accepts, preferably one with a call like the turn."""
+        """The first context and stand-in that the template accepts, best with a call if the turn has one."""
         refusal = BridgeRefusal(
             RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here"
         )

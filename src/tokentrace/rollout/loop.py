@@ -304,12 +304,7 @@ class _Run:
             finder.feed(one)
         for end, one in enumerate(part.ids.tolist(), 1):
             if (text := finder.feed(one)) is not None:
-                spans = (
-                    span._replace(stop=min(span.stop, end)) for span in part.versions if span.start < end
-                )
-                channels = {name: entries[:end] for name, entries in part.channels.items()}
-                cut = replace(part, ids=part.ids[:end], logprobs=part.logprobs[:end], channels=channels)
-                return replace(cut, finish_reason=FinishReason.STOP, versions=tuple(spans), stopped_by=text)
+                return replace(part.head(end), finish_reason=FinishReason.STOP, stopped_by=text)
         return part
 
     def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:

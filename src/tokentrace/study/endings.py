@@ -47,7 +47,7 @@ class TurnEndings:
     """True if no closer ends turns, but the head of the next turn."""
     inner: frozenset[int] = frozenset()
     """Closers that also occur inside a turn: Harmony's ``<|end|>``."""
-    seen: bool = False
+    has_end: bool = False
     """True if a probe shows the end of an answer."""
 
     @property
@@ -59,18 +59,18 @@ class TurnEndings:
 def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
     """How the template ends turns: answers and calls, last and not last."""
     closers, heads = set[int](), set[int]()
-    open_ended = seen = False
+    open_ended = has_end = False
     for probe in (probes.ANSWERED, probes.CONTINUED, probes.RETURNED, probes.CALLED):
         ending = _ending(study, probe, tools)
         if ending is None:
             continue
         closer, head = ending
         if probe in (probes.ANSWERED, probes.CONTINUED):
-            seen = True
+            has_end = True
             open_ended |= closer is None and head is not None
         elif open_ended:
             closer = None
-        elif seen and not closers and closer not in study.eos:
+        elif has_end and not closers and closer not in study.eos:
             continue  # answers and calls end in text: this is a delimiter
         elif closer is not None and closer not in closers | study.eos:
             twice = study.readable(probes.CALLED_TWICE, tools)
@@ -85,7 +85,9 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
         for turn in turn_spans(rendering, {1}):
             if turn.body < turn.body_end:
                 between.update(_control_tokens(study.encode(rendering), turn.body, turn.body_end))
-    return TurnEndings(frozenset(closers), frozenset(heads), open_ended, frozenset(closers & between), seen)
+    return TurnEndings(
+        frozenset(closers), frozenset(heads), open_ended, frozenset(closers & between), has_end
+    )
 
 
 def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None, int | None] | None:

@@ -102,7 +102,7 @@ def _sampled(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: 
     if after < len(tokens) and tokens[after] == stop and ids[after] in endings.heads:
         return SampledTurn(message, start, stop + 1, ids[after])
     # no turn in the probes had an end: a control token after this turn's text is its stop
-    unseen = not (endings.seen or endings.open_ended or endings.closers)
-    if unseen and after and ends[after - 1] > least:
+    is_unknown = not (endings.has_end or endings.open_ended or endings.closers)
+    if is_unknown and after and ends[after - 1] > least:
         return SampledTurn(message, start, tokens[after - 1] + 1, ids[after - 1])
     return SampledTurn(message, start, stop, None)

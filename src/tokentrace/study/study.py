@@ -115,8 +115,8 @@ class TemplateStudy:
     @learned
     def endings(self, tools: bool) -> endings.TurnEndings:
         """How turns end with tools (if the template accepts one) or without."""
-        seen = endings.find_endings(self, tools)
-        return self.endings(False) if tools and not seen.seen else seen
+        turn_endings = endings.find_endings(self, tools)
+        return self.endings(False) if tools and not turn_endings.has_end else turn_endings
 
     @learned
     def turn_tokens(self) -> frozenset[int]:
@@ -134,8 +134,8 @@ class TemplateStudy:
         return NO_CALLS not in self._derived(tools, True).notes
 
     def _derived(self, tools: bool, declared: bool) -> TurnGrammar:
-        seen = self.endings(tools)
-        ends = seen.stops | seen.closers | self.eos
+        turn_endings = self.endings(tools)
+        ends = turn_endings.stops | turn_endings.closers | self.eos
         return self.cache.once((ends, declared), lambda: derive.template_grammar(self, ends, declared))
 
     @learned

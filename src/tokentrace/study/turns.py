@@ -119,7 +119,7 @@ class GenerationPrompt:
     tail: str
     """The text after the last turn."""
     added: str
-    """What asking adds. The tail may also have a message's end, or lack text of a turn."""
+    """What asking adds. The tail may have the end of a message, too, or lack text of a turn."""
 
     @classmethod
     def between(cls, plain: Rendering | None, prompted: Rendering | None) -> GenerationPrompt | None:

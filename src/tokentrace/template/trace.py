@@ -143,7 +143,7 @@ class Trace:
     def _begin(self, message: Any, out: list[Any], item: dict[Any, Any] | None = None) -> None:
         """Begin a turn.
 
-        Inside another turn, only later results begin one: they may be written with their call.
+        Inside another turn, only later results do so: they may be written with their call.
         """
         around = self.stack[-1] if item is not None and self.stack else -1
         if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):  # type: ignore[arg-type]

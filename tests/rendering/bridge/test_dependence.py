@@ -45,18 +45,16 @@ def test_what_depends_on_earlier_text_is_bridged_as_it_renders(condition: str) -
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_instructions_in_each_turn_are_repeated_and_those_in_the_last_one_stay_in_place(moved: bool) -> None:
-    where = "m.role == 'user' and messages[0].role == 'system'" + " and loop.last" * moved
     renderer = over_bytes(
-        "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if WHERE %} "
-        "[{{ messages[0].content }}]{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}".replace("WHERE", where)
-    )
+        "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.role == "
+        "'user' and messages[0].role == 'system' and WHERE %} [{{ messages[0].content }}]{% endif %}<|im_end|>\n"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    .replace("WHERE", "loop.last" if moved else "true"))  # fmt: skip
     past = [system("Be brief."), HI]
     cut = cut_after(renderer, [*past, assistant("Yes."), user("Go on.")], 2, 4, None)
     assert cut is not None
-    actual = cut.bridge(renderer, messages=past)
-    text = renderer.decode(actual.new_ids)  # type: ignore[union-attr]
-    assert f"user\nGo on.{'' if moved else ' [Be brief.]'}<|im_end|>" in text
+    actual: Any = cut.bridge(renderer, messages=past)
+    assert f"user\nGo on.{'' if moved else ' [Be brief.]'}<|im_end|>" in renderer.decode(actual.new_ids)
     assert cut.bridge(renderer) == actual if moved else not cut.bridge(renderer)
 
 
