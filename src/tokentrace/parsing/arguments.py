@@ -29,6 +29,7 @@ _STRING = b"[^%c\\\\\xff]*(?:\\\\[^\xff][^%c\\\\\xff]*)*"
 _STRINGS = {quote: re.compile(_STRING % (quote, quote)) for quote in b"\"'"}
 _PYTHON = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS)
 _IN_PYTHON = re.compile(r"""('{3}|"{3}|['"])(?:\\.|(?!\1)[^\\])*+\1|[()\[\]{},]""", re.DOTALL)
+_ESCAPES = re.compile(r"""(\\[\n\\'"abfnrtvxuUN0-7])|\\""")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _KEY = rb"([^\s:,{}\[\]]+)\s*:"
 _DEEPEST = 64
@@ -435,6 +436,7 @@ def _keywords(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _evaluated(text: str) -> Any:
+    text = _ESCAPES.sub(lambda match: match[1] or r"\\", text)  # Python 3.12 warns about unknown ones
     try:
         return _literal(ast.parse(text, mode="eval").body)
     except SyntaxError:  # line breaks in strings
