@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def assert_safe() -> Callable[..., AuditReport]:
-    """``assert_safe(renderer, uses)`` fails unless the renderer's template is safe for these uses."""
+    """``assert_safe(renderer, uses)`` fails unless the template is safe for these uses."""
     audits: dict[Any, AuditReport] = {}
 
     def check(

@@ -240,7 +240,7 @@ class AnswerReader:
         return replace(self.last, cached_tokens=self.cached_tokens)
 
     def check_echo(self, echoed: msgspec.Raw) -> None:
-        """Compare an echoed prompt as text, and as ids if the texts differ. Raises EngineAnswerError."""
+        """Compare an echoed prompt. Raises EngineAnswerError."""
         if self._unconfirmed is not None and (echo := bytes(echoed)) != self._unconfirmed:
             if echo == b"null":
                 raise EngineAnswerError("the engine did not echo the prompt (prompt_token_ids)")

@@ -27,7 +27,7 @@ _BAD_ARRAY = "routed_experts must be whole numbers"
 def best_ids(
     rows: Iterable[Ranked], count: int, vocab_size: int | None
 ) -> list[tuple[tuple[int, float], ...]]:
-    """The `count` likeliest ids at each position, best first. Raises EngineAnswerError."""
+    """The `count` likeliest ids at each position, best first."""
     places = []
     for at, row in enumerate(rows):
         where = f"the likeliest ids at {at}"

@@ -48,7 +48,7 @@ class _Sequence:
 
 
 class EmbeddedEngine(Engine):
-    """The pocket model as an engine, for one event loop at a time. `close` ends its work."""
+    """The pocket model as an engine, for one event loop at a time."""
 
     version: str | int
 
@@ -258,7 +258,7 @@ def _penalized(logits: Floats, sequence: _Sequence) -> Floats:
 
 
 def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
-    """Apply temperature, min-p, top-k and top-p, in vLLM's order, unless decoding is greedy."""
+    """Apply temperature, min-p, top-k and top-p, in vLLM's order, unless it is greedy."""
     scaled = logits.astype(np.float64) / (sampling.temperature or 1.0)
     scaled -= scaled.max()
     if sampling.temperature and sampling.min_p:

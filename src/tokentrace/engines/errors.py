@@ -20,7 +20,7 @@ class EngineRefusal(EngineError):  # noqa: N818
 
 
 class LogprobKindError(EngineRefusal):
-    """The request was not sent: its logprobs would not describe the sampled distribution."""
+    """The request was not sent: logprobs would not describe the sampled distribution."""
 
 
 class EngineAnswerError(EngineError):

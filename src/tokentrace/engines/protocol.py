@@ -41,7 +41,7 @@ _MOST_STOPS = 32  # SGLang accepts no more
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy. Raises EngineError."""
+    """How to sample. `top_k` 0: all tokens; `temperature` 0: greedy. Raises EngineError."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -316,7 +316,7 @@ class Engine:
         raise self._unable("pause")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load other weights, named `version`. Nothing that the old ones computed is used again."""
+        """Load other weights, named `version`. Drops what the old ones computed."""
         raise self._unable("load other weights: restart it with them")
 
     async def set_version(self, version: str | int) -> None:

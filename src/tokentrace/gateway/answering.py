@@ -37,7 +37,7 @@ Feed = Callable[[int, Sequence[ItemChange], Delta | None], None]
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """The answer to one request: sampled after `placed`, or `replies` that were stored."""
+    """The answer to one request: sampled after `placed`, or stored `replies`."""
 
     gateway: Gateway
     session_id: str

@@ -114,7 +114,7 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
 
 
 def as_problem(error: BaseException) -> RequestError:
-    """The error for the client. The log has an unexpected one's type and place, not its message."""
+    """The error for the client. The log has the type and place of an unexpected one."""
     if isinstance(error, TokentraceError):
         return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)[-12:]

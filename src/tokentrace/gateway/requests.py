@@ -132,7 +132,7 @@ class Request:
     starts: Sequence[int] = field(default=(), compare=False)
     """How many messages precede each item of the history. If empty, nothing is reused."""
     joined: bool = False
-    """Whether an item may need earlier ones, back to the assistant's message, to be read."""
+    """Whether items are read with those before them, back to the assistant's message."""
     ignored: tuple[str, ...] = ()
     unenforced: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
@@ -260,7 +260,7 @@ Schema = TypeVar("Schema")
 
 
 class RequestError(TokentraceError):
-    """A request that cannot be answered. `field` is a path in the body (``messages.3.content``)."""
+    """A request that cannot be answered. `field` is a path: ``messages.3.content``."""
 
     def __init__(
         self,

@@ -356,7 +356,7 @@ class ServerEngine(CallbackEngine):
         return [value for answer in self.answers if (value := getattr(answer, name)) is not None]
 
     def extra_fields(self) -> dict[str, Any]:
-        """The first request's extra fields, with the last version of the weights, and sums of counts."""
+        """The first request's extra fields, with the last version and sums of counts."""
         if not self.answers:
             return {}
         fields = [answer.extra_fields for answer in self.answers]

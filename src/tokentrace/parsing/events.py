@@ -37,7 +37,7 @@ class CallNamed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class ArgumentsDelta:
-    """More of the arguments, as JSON. All deltas of a call together are its `arguments_text`."""
+    """More of the arguments, as JSON. A call's deltas together are its `arguments_text`."""
 
     index: int
     text: str

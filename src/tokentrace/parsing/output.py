@@ -278,7 +278,7 @@ class Output:
         insort(self._regions, entry, key=lambda region: region[0])
 
     def answer(self) -> str:
-        """Content and calls as the completion writes them, with what stands around and between calls."""
+        """Content and calls, with the text around and between calls."""
         pieces = [(one.start, one.stop) for one in self.placed if one.part.kind is PartKind.CONTENT]
         for (start, kind), (stop, _) in itertools.pairwise(self._bounds()):
             pieces += [(start, stop)] if kind is PartKind.TOOL_CALL else []

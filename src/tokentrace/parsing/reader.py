@@ -29,7 +29,7 @@ _SPACES = re.compile(rb"\s*")
 
 
 class Report:
-    """Receives certain text: bytes of the reader by their place, or decoded (`put`)."""
+    """Receives certain text: the reader's bytes by place, or decoded (`put`)."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -95,7 +95,7 @@ class Delimiters:
 
 @dataclass(frozen=True, eq=False)
 class Notation:
-    """How brackets and strings are written. If `strict`, control tokens outside of strings are errors.
+    """How brackets and strings are written. If `strict`, control tokens outside them are errors.
 
     `outside` finds brackets, quotes and what is not allowed; `strings` match strings, by quote.
     """
@@ -107,7 +107,7 @@ class Notation:
     strict: bool = False
 
     def next(self, quote: int, data: bytes | bytearray, at: int) -> int:
-        """Where the next byte that matters is, in a string with this quote or outside of strings (0)."""
+        """The next byte that matters, in a string with this quote or outside of strings (0)."""
         if quote:
             match = self.strings[quote].match(data, at)
             return match.end() if match else at
@@ -129,7 +129,7 @@ class Reader:
         self.base = len(data)
         self.at = self.reported = 0
         self.plain: Callable[[bytes], Plain] | None = None
-        """While the parser waits: reads tokens that need not resume it. Their text goes to `report`."""
+        """Reads tokens that need not resume a waiting parser. Their text goes to `report`."""
         self.report, self.pending = Report(self), b""
         """All bytes before `pending` were reported."""
 

@@ -151,7 +151,7 @@ class ParsedResponse(ShowsItself):
         return TokenRange(spans[0].start, spans[-1].stop) if spans else None
 
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
-        """An assistant message in OpenAI's shape. Rendered after its history, it gives the completion's tokens.
+        """An assistant message in OpenAI's shape. Rendered, it gives the completion's tokens.
 
         Arguments are JSON text, as the model wrote them. Calls that cannot be run or repeat an
         argument stay text in the content, with their wrapper if none can be run. `call_id`

@@ -20,7 +20,7 @@ from .lost import Lost
 
 @dataclasses.dataclass(eq=False, repr=False)
 class BridgedTokens(ShowsItself, Sequence[int]):
-    """The next prompt, a sequence of ids: the stream so far and the new ids. Reading checks them."""
+    """The next prompt, a sequence of ids: the stream so far and the new ids."""
 
     prompt: Sequence[int] | Ids
     completion: Ids

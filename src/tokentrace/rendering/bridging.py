@@ -154,19 +154,25 @@ class Bridger:
         return self._join(stream, continuation) if refusal is None else refusal
 
     def _with_proof(self, request: _Request, proof: _Proof) -> Outcome:
-        request = request._replace(
-            true_context=proof.true_context, seen_tools=proof.seen_tools, message=proof.message
-        )
-        return self._continue(request, proof.context, proof.stand_in)
+        request = request._replace(true_context=proof.true_context, message=proof.message)
+        fewer = request._replace(seen_tools=proof.seen_tools)
+
+        def needs_tools() -> bool:
+            """Whether these functions are written another way if the template sees all tools."""
+            afters = [self._continue(one, proof.context, proof.stand_in) for one in (request, fewer)]
+            return len({after and after.tail for after in afters}) > 1
+
+        names = tuple(call.name for call in request.calls)
+        if proof.seen_tools is None or self.cache.once(("tools", names, request.key), needs_tools):
+            fewer = request
+        return self._continue(fewer, proof.context, proof.stand_in)
 
     def _continue(self, request: _Request, context: Messages, stand_in: StandIn) -> Outcome:
         return self._rendered_after(request.follow(context, stand_in), len(context), request.visible_tools)
 
-    def _rendered_after(
-        self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
-    ) -> Outcome:
-        write = functools.partial(self.write, conversation, at, tools, prompted)
-        return seams.find_continuation(conversation, at + 1, write, self.endings)
+    def _rendered_after(self, messages: Messages, at: int, tools: Any, prompted: bool = True) -> Outcome:
+        write = functools.partial(self.write, messages, at, tools, prompted)
+        return seams.find_continuation(messages, at + 1, write, self.endings)
 
     def _request(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, call_ids: Sequence[str]
@@ -179,7 +185,7 @@ class Bridger:
         is_named = all(call.name for call in calls)
 
         def needs_completion() -> bool | None:
-            """Whether the template may compare names of called functions, or count calls; None: unknown."""
+            """Whether the template may compare names of functions, or count calls; None: unknown."""
             functions = (str(tool.get("function", tool).get("name")) for tool in check_tools(tools) or ())
             for name in () if is_named else functions:
                 if name in self.study.template.constants or any(word in name for word in words):
@@ -194,6 +200,9 @@ class Bridger:
         if not self.cache.once(cached, needs_completion, keep=lambda needed: needed is not None):
             return request
         parsed = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
+        ids, answered = [call.id or "" for call in parsed], [call.id for call in calls]
+        if not call_ids and answered != ids[: len(answered)] and {*answered} <= {*ids}:
+            return self._request(stream, new, tools, tools_key, ids)
         names = [call.name for call in parsed]
         if len(names) > len(calls):  # the history has those that can be run
             names = [call.name for call in parsed if call.status.runnable]
@@ -280,7 +289,8 @@ class Bridger:
                 seen_tools, request = fewer, quicker if fewer else request
         rewrites: dict[_Rewrite, None] = {}
         inline = (seams.INLINE,) if self.as_inference and not stand_in.calls else ()
-        forms = [stand_in] if request.message else [*seams.variants(stand_in), *inline]
+        forms = [*seams.variants(stand_in), *inline]
+        forms = [stand_in, replace(stand_in, has_arguments=True)] if request.message else forms
         pairs = [*itertools.product(forms, usual or rare)]
         rewriting = len(pairs)
         pairs += [(stand_in, around) for around in rare]
@@ -314,10 +324,8 @@ class Bridger:
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
-        """The first context and stand-in that the template accepts, best with a call if the turn has one."""
-        refusal = BridgeRefusal(
-            RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here"
-        )
+        """The first context and stand-in that the template accepts, best with a call like the turn."""
+        refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template refuses these messages here")
         second: tuple[Messages, StandIn, Continuation] | None = None
         # a user may speak before the result arrives
         after_call = has_call is True or request.has_results
@@ -459,13 +467,10 @@ class Bridger:
     def _open_seam(self, stream: Stream, continuation: Continuation, last: int) -> _Seam | BridgeRefusal:
         """The seam of a template that ends the turn with text, or with nothing."""
         completion = stream.completion
-        whole = self._marked(
-            continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut]
-        )
-        past_close = self._marked(find_past_close(self.study))
-        starts = (
-            at for at in range(len(whole) + 1) if _begins(whole, at) and past_close.endswith(whole[at:])
-        )
+        text = continuation.encoded.rendering.text
+        whole = self._marked(text[continuation.span.body_end : continuation.cut])
+        past = self._marked(find_past_close(self.study))
+        starts = (at for at in range(len(whole) + 1) if _begins(whole, at) and past.endswith(whole[at:]))
         closing = whole[next(starts) :]
         ended = self._is_stop(last)
         data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)

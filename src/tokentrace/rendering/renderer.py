@@ -48,7 +48,7 @@ OF_RENDER = frozenset({"messages", "tools", "add_generation_prompt", "continue_f
 
 @dataclass(eq=False, repr=False)
 class Renderer:
-    """Renders conversations to ids with origins and an exact loss mask. Threads may share it."""
+    """Renders conversations to ids, origins and an exact loss mask. Threads may share it."""
 
     tokenizer: Tokenizer
     templates: Mapping[str, Template]
@@ -68,9 +68,7 @@ class Renderer:
     def __post_init__(self) -> None:
         with_parsers(TurnGrammar(), self.tool_parser, self.reasoning_parser)  # raises if they are wrong
         templates, variables = self.templates.items(), self.template_kwargs
-        self._studies = {
-            name: study_of(template, self.tokenizer, variables) for name, template in templates
-        }
+        self._studies = {key: study_of(template, self.tokenizer, variables) for key, template in templates}
         self.cache, self._tools = Memory(), Memory(most=256)  # the copy that `silent` makes shares them
 
     def render(
@@ -216,9 +214,8 @@ class Renderer:
     def inner_token_ids(self, tools: Any = None) -> frozenset[int]:
         """The control tokens that a trusted assistant's text may hold."""
         study = self.study(tools)
-        return study.inner_tokens(
-            with_parsers(study.grammar(False), self.tool_parser, self.reasoning_parser)
-        )
+        grammar = with_parsers(study.grammar(False), self.tool_parser, self.reasoning_parser)
+        return study.inner_tokens(grammar)
 
     def bridge(
         self,
@@ -242,9 +239,8 @@ class Renderer:
         adapted = self.adapt_messages(new_messages, tools=tools) if has_new else Adapted(())
         has_past = messages is not None and (not isinstance(messages, (list, tuple)) or len(messages))
         before = self.adapt_messages(messages, tools=tools).messages if has_past else ()
-        completion = check_sampled(
-            prev_completion_ids, "prev_completion_ids", self.tokenizer.vocabulary.size
-        )
+        size = self.tokenizer.vocabulary.size
+        completion = check_sampled(prev_completion_ids, "prev_completion_ids", size)
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         stream = Stream(prev_prompt_ids, completion)
         bridger, key = self._bridger(study, bool(tools)), self._prepare(tools).key

@@ -147,7 +147,7 @@ def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Yield tasks; unnamed ones get names by position. Raises InputError if two share a name."""
+    """Yield tasks, unnamed ones named by position. Raises InputError if two share a name."""
     if not isinstance(tasks, Iterable):
         raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
     places: dict[str, int] = {}

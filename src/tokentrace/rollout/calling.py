@@ -65,7 +65,7 @@ def describe_error(error: BaseException) -> str:
 
 
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function, or run a plain one in its own thread, where it may hang."""
+    """Await a coroutine function, or run a plain one in its own thread."""
     call = getattr(function, "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
         return await function(*args, **kwargs)
@@ -92,7 +92,7 @@ async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """True if a function takes an argument by this name, or its signature cannot be read."""
+    """True if a function takes this argument, or its signature cannot be read."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -52,7 +52,7 @@ async def run_rollouts_on_ray(
     seed: int | None = None,
     patience: float | None = 600.0,
 ) -> Summary:
-    """Run `run_rollouts` on a Ray cluster. The rollouts are the same, whichever worker runs them.
+    """Run `run_rollouts` on a Ray cluster, with the same rollouts on any worker.
 
     `make` is called on each of the `workers`, by default one per CPU; its tasks must equal
     `tasks`. The workers share `concurrency`. `address` is ``"auto"`` for this machine's
@@ -124,7 +124,7 @@ class _Workers:
             self.ray.kill(worker)
 
     async def run(self, number: int, seed: int | None) -> Rollout:
-        """Run a task on a free worker. If workers die while it runs, run it on one of its own."""
+        """Run a task on a free worker, or on its own one if workers die while it runs."""
         errors, task = self.ray.exceptions, self.tasks[number]
         lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
 
@@ -185,7 +185,7 @@ async def configured_crew(path: Path, options: Mapping[str, Any], settings: Mapp
 
 
 class RolloutActor:
-    """A Ray actor: task numbers in, rollouts out. Each answer describes its node and its crew."""
+    """A Ray actor: task numbers in, rollouts out."""
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
         self._make, self._making = make, asyncio.Lock()

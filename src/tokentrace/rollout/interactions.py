@@ -49,7 +49,7 @@ class BaseInteraction:
 
 
 class AdoptedInteraction(BaseInteraction):
-    """Any object with `generate_response`, such as verl's; `calculate_score` is never called."""
+    """Any object with `generate_response`, such as verl's."""
 
     def __init__(self, user: Any) -> None:
         self._user = user

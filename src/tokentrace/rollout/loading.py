@@ -140,7 +140,7 @@ def read_section(path: str | Path, key: str) -> Document:
 
 
 def load_object(name: str, folder: Path) -> Any:
-    """Import ``package.module.Name``, ``module:name`` or ``./file.py:name``. Raises InputError."""
+    """Import ``package.module.Name``, ``module:name`` or ``./file.py:name``."""
     module_name, _, attribute = name.rpartition(":" if ":" in name else ".")
     if not module_name or not attribute:
         raise InputError(f"{name!r} must be module:name, module.Name or file.py:name")

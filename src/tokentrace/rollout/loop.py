@@ -95,7 +95,7 @@ class Agent:
         seed: int | None = None,
         patience: Patience | None = None,
     ) -> Rollout:
-        """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
+        """Run one rollout. Calls `started` with it before its first turn.
 
         A failure ends the rollout, which keeps its sampled tokens. Only EngineDown is raised,
         if the engine does not answer for longer than `patience` allows. `resumed` continues an

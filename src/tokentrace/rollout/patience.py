@@ -21,7 +21,7 @@ _TRIES = 10
 
 
 class EngineDown(EngineError):  # noqa: N818
-    """The engine did not answer for longer than the run waits. Finished rollouts are kept."""
+    """The engine did not answer for longer than the run waits."""
 
 
 class Patience:

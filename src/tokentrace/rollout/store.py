@@ -274,7 +274,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def discard_run(folder: Path) -> None:
-    """Remove a run's files. Raises InputError if another process is writing to the folder."""
+    """Remove a run's files. Raises InputError if another process writes to the folder."""
     if not (folder / STORE).is_file():
         return
     with open(folder / _LOCK, "ab", opener=owned) as file:

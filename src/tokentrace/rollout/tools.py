@@ -85,7 +85,7 @@ class BaseTool:
 
 
 class FunctionTool(BaseTool):
-    """A function as a tool, with a schema from its signature. Plain functions run in a thread.
+    """A function as a tool, with a schema from its signature. Plain ones run in a thread.
 
     >>> def add(a: int, b: int = 0) -> int:
     ...     '''Add two numbers.'''

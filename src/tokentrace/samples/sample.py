@@ -49,7 +49,7 @@ Span = TypeVar("Span", VersionSpan, CompletionSpan)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample(ShowsItself, TokenTable):
-    """One row: a table of tokens, and what is known about it. ``ids, mask = sample`` gives two lists."""
+    """One row: a table of tokens and its metadata. ``ids, mask = sample`` gives two lists."""
 
     reward: float | None = None
     versions: tuple[VersionSpan, ...] = ()
@@ -169,7 +169,7 @@ class Overlong(StrEnum):
     TURNS = "turns"
     """Keep the whole messages that fit, from the beginning."""
     RIGHT = "right"
-    """Keep tokens from the beginning. The cut may fall inside a message, but not inside scaffold."""
+    """Keep tokens from the beginning. The cut may be inside a message, not inside scaffold."""
     LEFT = "left"
     """Keep the whole messages that fit, from the end."""
 

@@ -107,7 +107,7 @@ def build_supervised_sample(
     final_stop: bool = False,
     since: int = 0,
 ) -> Sample:
-    """A conversation as one row: ids, loss mask, labels and each token's origin, in one render.
+    """A conversation as one row: ids, mask, labels and each token's origin, in one render.
 
     - `turns`: which assistant turns carry loss, from message `since` on: ``"all"``, ``"last"``,
       or ``"flagged"`` (all but those with ``"train": false`` or ``"weight": 0``).

@@ -164,7 +164,7 @@ EPSILON = 1e-6  # added to the deviation of a group
 
 
 class Baseline(StrEnum):
-    """What a reward is compared with: the rewards of its group, the rollouts of one task.
+    """What a reward is compared with: the rewards of its group.
 
     In a group of one, or of equal rewards, an advantage is 0, and a note reports it.
     """
@@ -261,7 +261,7 @@ def trajectory_advantages(
     turn_weight: float = 0.0,
     gamma: float = 1.0,
 ) -> Advantages:
-    """Advantages of rollouts within groups: those with the same ``metadata["group"]``. Each needs its own name.
+    """Advantages of rollouts within groups (``metadata["group"]``). Each needs its own name.
 
     A rollout's reward (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with
     its group and goes to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards

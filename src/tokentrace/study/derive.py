@@ -151,7 +151,7 @@ class _Deriver:
     def _head(
         self, before: str | None, reasoned: WrittenTurn, frame: Frame | None, opening: str
     ) -> tuple[str, str, str]:
-        """What a turn begins with, what opens content, and the space after empty reasoning."""
+        """What begins a turn, what opens content, and the space after empty reasoning."""
         after_empty = frame.after if frame is not None else ""
         prompt, prompted = _split_at_reasoning(self.prompt, frame)
         if before is None:

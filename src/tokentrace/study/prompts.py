@@ -63,7 +63,7 @@ class GenerationPrompts:
     def length(
         self, encoded: Encoded, turn: TurnSpan, prompt: Prompt, alternatives: Callable[[], Iterable[str]]
     ) -> int | None:
-        """How many characters at the head of a turn are its generation prompt; None if it is not there.
+        """How many characters of a turn's head are its generation prompt; None if it is not there.
 
         It may precede the turn. A turn may begin with one of the `alternatives` instead.
         """

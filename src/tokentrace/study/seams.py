@@ -10,6 +10,7 @@ and keeps what follows the turn. That is right only if it does not depend on the
 """
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +21,7 @@ from ..errors import InputError, TemplateError
 from ..template.origin import Origin
 from ..tokens.encoding import Encoded
 from .endings import TurnEndings
-from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, call, calling, result
+from .probes import ANSWER, INLINE_THOUGHT, ONE_ARGUMENT, SYSTEM, USER, call, calling, result
 from .sampling import turn_end
 from .turns import TurnSpan, shows_field
 
@@ -134,7 +135,7 @@ CONTEXTS: tuple[tuple[Context, ...], ...] = (
     ((USER,),),
     ((SYSTEM, USER),),
     ((USER, ANSWER, USER),),
-    _with_call((USER,), ()),
+    (*_with_call((SYSTEM, USER), ()), *_with_call((USER,), ())),
     _with_call((SYSTEM, USER), (ANSWER, USER)),
 )
 """Conversations before the turn, in all forms that a template may need."""
@@ -168,11 +169,12 @@ class CalledFunction(NamedTuple):
 
 
 def called_functions(new: Messages, call_ids: Sequence[str]) -> list[CalledFunction]:
-    """The calls with these ids or, if they are unknown, those that the first results answer."""
+    """The calls with these ids or, if they are unknown, those that the results answer."""
     if not isinstance(call_ids, (list, tuple)) or not all(type(id) is str for id in call_ids):
         raise InputError("must be a list of strings", field="call_ids")
     calls = [CalledFunction(id) for id in call_ids]
-    results = itertools.takewhile(lambda message: message["role"] in RESULT_ROLES, new)
+    after = itertools.takewhile(lambda message: message["role"] != "assistant", new)
+    results = (message for message in after if message["role"] in RESULT_ROLES)
     for number, answer in enumerate(results):
         id, name = (value if type(value) is str else None for value in map(answer.get, _OF_RESULT))
         at = number if id is None or not call_ids else call_ids.index(id) if id in call_ids else -1
@@ -196,13 +198,15 @@ class StandIn:
     text_arguments: bool = False
     single: bool = False
     """One call only, however many results follow: for templates that allow no more."""
+    has_arguments: bool = False
 
     def message(self, called: Sequence[CalledFunction]) -> Mapping[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = "thought"
         if self.calls:
-            arguments: Any = "{}" if self.text_arguments else {}
+            arguments: Any = ONE_ARGUMENT if self.has_arguments else {}
+            arguments = json.dumps(arguments) if self.text_arguments else arguments
             message["tool_calls"] = []
             answered = [one for one in called if one.result == 0] if self.single else called
             for at, one in enumerate(answered or [CalledFunction()], 1):
@@ -226,14 +230,14 @@ INLINE = StandIn(str(INLINE_THOUGHT["content"]))
 
 
 def variants(form: StandIn) -> Iterator[StandIn]:
-    """Other ways the turn could have gone: with reasoning, with words, with a call."""
+    """Other ways the turn could have gone: with reasoning and arguments, words, a call."""
     contents, all_calls = dict.fromkeys((form.content, "answer")), (True,) if form.calls else (False, True)
     for calls, content, reasoning in itertools.product(all_calls, contents, (False, True)):
-        yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
+        yield StandIn(content, reasoning, calls, form.text_arguments, form.single, reasoning)
 
 
 def check_continuation(continuation: Continuation, true_context: bool) -> BridgeRefusal | None:
-    """Refuse if new text precedes the turn, or old text follows it; a true context may repeat text."""
+    """Refuse if new text precedes the turn, or old text follows it (a true context may repeat)."""
     rendering = continuation.encoded.rendering
     cut = continuation.cut
     first = continuation.first_new
@@ -250,9 +254,7 @@ def check_continuation(continuation: Continuation, true_context: bool) -> Bridge
             continue
         path = ".".join(map(str, origin.path)) or "text"
         if message >= first:
-            problem = (
-                f"the template writes its {path} before the assistant's turn, so the past would change"
-            )
+            problem = f"the template writes its {path} before the assistant's turn, so the past changes"
             return BridgeRefusal(RefusalReason.MOVED, problem, message - first)
         if message < first - 1:
             problem = f"the template writes {path} of an earlier message after the assistant's turn"
@@ -262,9 +264,7 @@ def check_continuation(continuation: Continuation, true_context: bool) -> Bridge
                 problem += "; pass messages=, the conversation so far"
                 return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, problem)
         elif origin.field != "tool_calls":
-            problem = (
-                f"the template writes {path} of the assistant's message after the messages that answer it"
-            )
+            problem = f"the template writes {path} of the assistant's message after the answers to it"
             return BridgeRefusal(RefusalReason.MOVES_PAST, problem)
         elif origin[-1] != "id" and (origin[-1] != "name" or names[int(origin.path[1])] == _UNKNOWN):
             problem = f"the template repeats {path} of the assistant's message after its turn"

@@ -149,7 +149,7 @@ _SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValu
 def study_of(
     template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None
 ) -> TemplateStudy:
-    """The study of a template, shared for equal templates and plain variables while in use.
+    """The study of a template, shared for equal templates and variables while in use.
 
     Two threads that ask first at the same time may get one study each.
     """

@@ -66,7 +66,7 @@ def shows_field(rendering: Rendering, fields: Container[str | None], message: in
 def find_turns(
     rendering: Rendering, messages: Messages, run: TryRun, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The assistants' turns (or `only` one), and notes on those that are not proven."""
+    """The assistants' turns, and notes on those that are not proven. `only` limits proofs."""
     text = rendering.text
     notes: list[str] = []
     assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
@@ -119,7 +119,7 @@ class GenerationPrompt:
     tail: str
     """The text after the last turn."""
     added: str
-    """What asking adds. The tail may have the end of a message, too, or lack text of a turn."""
+    """What asking adds. The tail may also end a message, or lack text of a turn."""
 
     @classmethod
     def between(cls, plain: Rendering | None, prompted: Rendering | None) -> GenerationPrompt | None:

@@ -77,7 +77,7 @@ _environment = functools.cache(TracingEnvironment)
 
 
 class ChatTemplate(Template):
-    """A Jinja chat template, compiled once per source. Immutable and safe to share between threads."""
+    """A Jinja chat template, compiled once per source. Threads may share it."""
 
     def __init__(self, source: str) -> None:
         if not isinstance(source, str) or not source.strip():

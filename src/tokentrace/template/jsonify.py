@@ -78,7 +78,7 @@ def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, O
 
 @functools.lru_cache(maxsize=64)
 def _encoder(options: tuple[Any, ...]) -> Callable[[Any], str]:
-    """``json.dumps`` with fixed options; reuses one C encoder if there are no indents."""
+    """``json.dumps`` with fixed options, and one C encoder if there are no indents."""
     encoder = json.JSONEncoder(**JsonOptions(*options)._asdict())
     indent, sort_keys = options[1], options[3]
     make_encoder = getattr(json.encoder, "c_make_encoder", None)

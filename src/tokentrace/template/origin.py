@@ -61,7 +61,7 @@ class Origin(FieldPath):
 
 
 class InTurn(Origin):
-    """The origin of text that was written to a buffer (a set block, a macro, a filter block) in a message's turn.
+    """The origin of text that was written to a buffer (a set block, a macro) in a message's turn.
 
     It belongs to that turn wherever the template prints it. A `Rendering` has none.
     """

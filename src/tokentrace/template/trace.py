@@ -100,7 +100,7 @@ class Trace:
         self.blocks: list[int] = []
         """Where the open ``{% generation %}`` blocks begin in the lists they write to."""
         self.collected: dict[tuple[int, str], tuple[int, Any, Any]] = {}
-        """Texts of namespaces: the turn in which each was stored, its value before that turn and now."""
+        """Texts of namespaces: the turn that stored each, its value before that turn and now."""
 
     def origin_of(self, value: Any) -> Origin | None:
         return _MESSAGES if value is self.messages and value is not None else None

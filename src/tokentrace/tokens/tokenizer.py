@@ -40,7 +40,7 @@ LONG_S = "\u017f"
 
 
 class Tokenizer:
-    """Text to ids and back. Never re-encodes decoded text. Immutable and safe to share between threads.
+    """Text to ids and back. Never re-encodes decoded text. Threads may share it.
 
     `templates` are chat templates by name, `variables` the special tokens by theirs
     (``bos_token``…), `eos_ids` end generation.
@@ -72,7 +72,7 @@ class Tokenizer:
         return "tokenizers" if self.core.fast is None else "fastokens"
 
     def warm_up(self) -> None:
-        """Load and check fastokens now, not only once 20,000 characters have been encoded."""
+        """Load and check fastokens now, not after 20,000 characters."""
         self.core.fast_for(_WORTH)
 
     def encode(self, text: str) -> Ids:
@@ -87,7 +87,7 @@ class Tokenizer:
         return self.core.encode_plain(text, False, False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; invalid UTF-8 becomes U+FFFD. For people to read, never to encode."""
+        """The text of the ids, for people to read. Invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.vocabulary.token_bytes(int(index)) for index in ids).decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
@@ -211,7 +211,7 @@ class _Core:
         return with_offsets(self.plain(first, normalized), text)[0]
 
     def _is_direct(self, first: bool) -> bool:
-        """Whether the full tokenizer encodes plain text, too, if that spells no control token."""
+        """Whether the full tokenizer also encodes text that spells no control token."""
         return self.vocabulary.exact and (first or not self.vocabulary.first_prefixed)
 
     def plain(self, first: bool, normalized: bool) -> Any:

@@ -132,7 +132,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
-    """One side channel along a stream or a row: entries for sampled tokens, None for the others.
+    """One side channel along a stream or a row, with entries for sampled tokens.
 
     `pieces` are runs of tokens with entries: where each run begins, and the entries of it.
 

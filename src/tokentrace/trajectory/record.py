@@ -45,7 +45,7 @@ class _Stream:
 
 
 class Record:
-    """The reading half of a `Trajectory`. Arrays that it returns are read-only and never change.
+    """The reading half of a `Trajectory`. Its arrays are read-only and never change.
 
     A branch is a list of writes. Its stream is the head of its parent's, then these writes.
     """
@@ -83,7 +83,7 @@ class Record:
         return twin
 
     def stream(self, branch: int | None = None) -> Ids:
-        """The ids so far: the engine's next prompt, and what a trainer sees. Cached for one branch."""
+        """The ids so far: what the engine and a trainer see. Cached for one branch."""
         index = self._index(branch)
         if self._stream.branch != index:
             self._stream = _Stream(index)
@@ -98,7 +98,7 @@ class Record:
         return frozen(join([write.tokens for write in self._along(self._index(branch))]))
 
     def loss_mask(self, branch: int | None = None) -> npt.NDArray[np.bool_]:
-        """True for sampled tokens that the branch owns: each is True in exactly one branch."""
+        """True for sampled tokens that the branch owns: each in exactly one branch."""
         mask = self.table(branch).mask.copy()
         mask[: self._by_branch[self._index(branch)][0].start] = False
         return mask
@@ -111,7 +111,7 @@ class Record:
         return np.full(len(table), np.nan, np.float32) if table.logprobs is None else table.logprobs
 
     def turns(self, branch: int | None = None) -> list[Turn]:
-        """The turns along a stream, also inherited ones. One is `cut` if the branch starts inside it."""
+        """The turns along a stream. One is `cut` if the branch starts inside it."""
         return [write for write in self._along(self._index(branch)) if isinstance(write, Turn)]
 
     def channels(self, branch: int | None = None) -> dict[str, Channel]:
@@ -210,7 +210,7 @@ class Record:
         return self._by_branch[self._index(branch)][-1]
 
     def _along(self, index: int, since: int = 0) -> Iterator[Write]:
-        """The writes of a stream from `since` on. One is cut if the branch starts in its middle."""
+        """The writes of a stream from `since` on. One is cut if the branch starts inside it."""
         lineage: list[tuple[list[Write], int]] = []
         limit = INT32_MAX + 1
         while index >= 0:
@@ -230,7 +230,7 @@ class Record:
         return index if position else -1
 
     def messages_at(self, index: int, position: int) -> int:
-        """How many messages are in the writes that end at `position` of a stream or before."""
+        """How many messages end at `position` of a stream or before."""
         owner = self._owner(index, position)
         if owner < 0:
             return 0

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Trajectory(ShowsItself, Record):
-    """Ids, kinds, logprobs and turns of one rollout; a tree of branches where its history was rewritten.
+    """Ids, kinds, logprobs and turns of one rollout; a tree where its history was rewritten.
 
     A write that fails raises `TrajectoryError` and changes nothing. Only `append_completion`
     records tokens as `Kind.SAMPLED`. Methods work on the current branch, the one last written
@@ -214,7 +214,7 @@ class Trajectory(ShowsItself, Record):
         messages: int | None = None,
         cause: str = "",
     ) -> int:
-        """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
+        """Record a prompt whose history was rewritten; returns its branch, now the current one.
 
         It shares the longest prefix recorded in the tree. Arguments are as in `extend_to`; by
         default no message is new. Raises `TrajectoryError` for a prompt that begins with a

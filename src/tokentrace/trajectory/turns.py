@@ -80,7 +80,7 @@ class Turn:
     """Which weights sampled which part, counted from `start`; empty if unknown."""
     sampling_json: str | None
     continues: bool
-    """It continues the message of the turn before, which was aborted or ran out of tokens."""
+    """It continues the message of the turn before, which was cut off."""
     cut: bool = False
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     cached_tokens: int | None = None
@@ -97,7 +97,7 @@ class Turn:
 
     @property
     def version(self) -> str | int | None:
-        """The version that sampled all of it; None if unknown, or if the weights changed in between."""
+        """The version that sampled all of it; None if unknown, or if it changed."""
         return self.versions[0].version if len(self.versions) == 1 else None
 
     @property
@@ -110,7 +110,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """Tokens added to a stream without sampling: a prompt, or what follows a completion."""
+    """Tokens added without sampling: a prompt, or what follows a completion."""
 
     branch: int
     start: int
@@ -127,7 +127,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One node of the tree: it owns the tokens from `start` on, and its ancestors those before."""
+    """One node of the tree: it owns the tokens from `start` on."""
 
     index: int
     parent: int

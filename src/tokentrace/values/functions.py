@@ -25,7 +25,7 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def function_schema(function: Callable[..., Any], name: str | None = None) -> dict[str, Any]:
-    """A tool schema from a function's signature, type hints and docstring (``Args:`` describes parameters).
+    """A tool schema from a function's signature and docstring (``Args:`` describes parameters).
 
     >>> def add(a: int, b: int = 0) -> int:
     ...     "Add two numbers."
