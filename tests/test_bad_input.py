@@ -206,33 +206,15 @@ class Model:
 
 
 VALUES = {
-    "nan": float("nan"),
-    "infinity": [float("inf"), float("-inf")],
-    "huge_int": 10**4_000,
-    "big_int": 2**200,
-    "tuple": [1, 2],
-    "ordered": OrderedDict(b=1, a=2),
-    "proxy": MappingProxyType({"k": "v"}),
-    "user_dict": UserDict({"k": [1]}),
-    "enum": Colour.RED,
-    "int_enum": Level.HIGH,
-    "dataclass": Point(1, [Point(2, None)]),
-    "pydantic": Model(a=1, b={"c": [Model(d=None)]}),
-    "numpy_int": np.int64(5),
-    "numpy_float": np.float32(0.5),
-    "numpy_bool": np.bool_(False),
-    "numpy_text": np.str_("text"),
-    "array": np.zeros(3),
-    "set": {1},
-    "object": object(),
-    "bytes": b"bytes",
-    "complex": 1j,
-    "function": len,
-    "type": int,
-    "nested": {"a": [{"b": {1, 2}}, b"x", Colour.RED]},
-    "int_keys": {2: "a", None: "b", True: "c", 1.5: "d"},
-    "empty_key": {"": ""},
-}
+    "nan": float("nan"), "infinity": [float("inf"), float("-inf")], "huge_int": 10**4_000, "big_int": 2**200,
+    "tuple": [1, 2], "ordered": OrderedDict(b=1, a=2), "proxy": MappingProxyType({"k": "v"}),
+    "user_dict": UserDict({"k": [1]}), "enum": Colour.RED, "int_enum": Level.HIGH,
+    "dataclass": Point(1, [Point(2, None)]), "pydantic": Model(a=1, b={"c": [Model(d=None)]}),
+    "numpy_int": np.int64(5), "numpy_float": np.float32(0.5), "numpy_bool": np.bool_(False),
+    "numpy_text": np.str_("text"), "array": np.zeros(3), "set": {1}, "object": object(), "bytes": b"bytes",
+    "complex": 1j, "function": len, "type": int, "nested": {"a": [{"b": {1, 2}}, b"x", Colour.RED]},
+    "int_keys": {2: "a", None: "b", True: "c", 1.5: "d"}, "empty_key": {"": ""},
+}  # fmt: skip
 
 
 NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "nested", "nan", "infinity", "int_keys")

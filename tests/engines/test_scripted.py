@@ -37,15 +37,10 @@ def test_a_reply_is_the_completion(streamed: bool) -> None:
 @pytest.mark.parametrize(
     ("ids", "logprobs", "finish"),
     [
-        ([7], None, "stop"),
-        ([7, 8], [-0.5], "stop"),
-        ([10], [-0.5], "stop"),
-        ([7], [0.5], "stop"),
-        ([7] * 5, [-0.5] * 5, "length"),
-        ([7], [-0.5], "tired"),
-        ([7], [-0.5], None),
+        ([7], None, "stop"), ([7, 8], [-0.5], "stop"), ([10], [-0.5], "stop"), ([7], [0.5], "stop"),
+        ([7] * 5, [-0.5] * 5, "length"), ([7], [-0.5], "tired"), ([7], [-0.5], None),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_reply_is_refused(ids: Any, logprobs: Any, finish: str) -> None:
     with pytest.raises(EngineAnswerError):
         sampled(EngineReply(ids, logprobs, finish))
@@ -60,12 +55,10 @@ def test_the_function_is_not_called_with_unsupported_settings() -> None:
 # -- scripts
 
 
-@given(
-    st.lists(st.integers(0, 9), max_size=12),
-    st.integers(1, 12),
-    st.sets(st.integers(0, 9), max_size=2),
-    st.integers(0, 4),
-)
+IDS = st.integers(0, 9)
+
+
+@given(st.lists(IDS, max_size=12), st.integers(1, 12), st.sets(IDS, max_size=2), st.integers(0, 4))
 def test_a_stream_equals_the_whole_completion(ids: list[int], max_tokens: int, stops: set[int], piece: int) -> None:
     sampling = SamplingParams(max_tokens, stop_token_ids=tuple(stops))
     logprobs = [-0.25 * at for at in range(len(ids))]

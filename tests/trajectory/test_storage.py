@@ -200,15 +200,8 @@ def test_another_magic_and_another_version_are_named() -> None:
 HEADER = {"name": "", "vocab_size": 10, "logprobs": True, "metadata": {}}
 OPEN = {"branch": 0, "start": 0, "tokens": 2, "messages": 1, "spans": [[0, 1, 0]], "parent": -1, "cause": ""}
 TURN = {
-    "branch": 0,
-    "start": 2,
-    "tokens": 1,
-    "finish_reason": "stop",
-    "version": None,
-    "continues": False,
-    "sampling": None,
-    "logprobs_kind": "raw",
-    "cached_tokens": None,
+    **{"branch": 0, "start": 2, "tokens": 1, "finish_reason": "stop", "version": None, "continues": False},
+    **{"sampling": None, "logprobs_kind": "raw", "cached_tokens": None},
 }
 CONTEXT = {"branch": 0, "start": 2, "tokens": 1, "messages": 1, "spans": []}
 FORK = {"branch": 1, "start": 1, "tokens": 0, "messages": 0, "spans": [], "parent": 0, "cause": "x"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.conversations import ASK, HI, SIMPLE, assistant, call, result, system, user
+from tests.conversations import ASK, HI, SIMPLE, assistant, call, result, system, tool, user
 from tests.gateway.recorded import Bench
 from tests.rendering.bridge.rollouts import cut_after
 from tests.support import make_renderer, over_bytes
@@ -112,6 +112,36 @@ def test_calls_that_are_counted_over_the_conversation_need_it(before: int) -> No
     assert cut.bridge(renderer, messages=past) == cut.full.token_ids
     outcome = cut.bridge(renderer)
     assert outcome == cut.full.token_ids if not before else not outcome
+
+
+LOOKUPS = {
+    "by id": "{% for c in ns.calls if c.id == m.tool_call_id %}{{ c.function.name }}: {% endfor %}",
+    "a wrong index": "{% if messages[loop.index0 - 1].role != 'tool' %}new {% endif %}",
+    "the tool": "{% for t in tools if t.function.name == m.name and t.function.parameters.required %}!{% endfor %}",
+    "arguments": "{% if not ns.calls[0].function.arguments %}plain {% endif %}",
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_what_results_look_up_is_bridged_as_it_renders(lookup: str) -> None:
+    renderer = over_bytes(
+        "{% set ns = namespace(calls=[]) %}{% for m in messages[1 if messages[0].role == 'system' else 0:] %}"
+        "{% if m.role == 'tool' %}<r>" + LOOKUPS[lookup] + "{{ m.content }}</r>{% else %}<m>{{ m.role }} "
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ {'id': c.id, 'name': c.function.name, "
+        "'arguments': c.function.arguments}|tojson }}</tool_call>{% set ns.calls = m.tool_calls %}{% endfor %}</m>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<m>assistant {% endif %}",
+        controls="<m></m><r></r><tool_call>",
+    )
+    calls, tools = [CALLS[0], call("now", {}, "call00002")], [*SIMPLE, tool("now", "", {}, [])]
+    named = [{**RESULTS[0], "name": "get_weather"}, {**RESULTS[1], "name": "now"}]
+    earlier = [system("S"), ASK, assistant("", CALLS[0]), named[0]]
+    ways: Any = ([ASK], earlier), (1, 2), (named[::-1], RESULTS[1::-1], [user("Hurry."), *named[::-1]])
+    for past, count, results in itertools.product(*ways):
+        reply, new = calls[-count:], results[: len(results) - 2 + count]
+        cut = cut_after(renderer, [*past, assistant("", *reply), *new], len(past), len(past) + 1 + len(new), tools)
+        assert cut is not None
+        for outcome in (cut.bridge(renderer), cut.bridge(renderer, messages=past)):
+            assert not outcome or outcome.new_ids.tolist() == cut.full.token_ids[cut.stop :], (past, reply, new)
 
 
 def test_the_gateway_knows_the_order_of_calls(numbered: Renderer) -> None:
