@@ -74,7 +74,7 @@ class RendererError(TokentraceError):
 
 
 class TrajectoryError(TokentraceError):
-    """A write would make a trajectory inconsistent (it is unchanged), or a file is none."""
+    """An invalid write, which changed nothing, or a file that is no trajectory."""
 
 
 class SampleError(TokentraceError):

@@ -25,7 +25,7 @@ def assert_safe() -> Callable[..., AuditReport]:
     def check(
         renderer: Any, uses: str | Iterable[str], *, partly: bool = False, **settings: Any
     ) -> AuditReport:
-        """Audit a renderer, or a tokenizer with settings for `create_renderer`, once per run of pytest.
+        """Audit a renderer, or a tokenizer with settings, once per run of pytest.
 
         Fails the test unless the template is safe for all `uses`; with `partly`, safe for some
         turns is enough.

@@ -298,7 +298,7 @@ def resolved(message: Message, reply: Message, items: Sequence[str]) -> dict[str
 
 
 def _overflow(dialect: type[Dialect], length: int, most: int, context: str) -> RequestError:
-    """Clients look for these words: Anthropic's for the first sentence, OpenAI's for the second."""
+    """Clients look for these words: Anthropic's first, then OpenAI's."""
     first = f"prompt is too long: {length} tokens > {most} maximum"
     second = f"This model's maximum context length is {context}"
     return RequestError(f"{first}. {second}", field=dialect.history, code="context_length_exceeded")

@@ -25,7 +25,7 @@ from ..parsing.response import ParsedResponse
 from ..study import seams
 from ..study.endings import TurnEndings, find_past_close
 from ..study.memory import Memory, learned
-from ..study.probes import STAND_IN_TOOL
+from ..study.probes import STAND_IN_TOOL, USER
 from ..study.seams import BridgeRefusal, CalledFunction, Continuation, EncodedTurns, RefusalReason, StandIn
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, shows_field, turn_spans
@@ -350,7 +350,8 @@ class Bridger:
         template = self.study.template
         worded = [ways for word in template.searched for ways in seams.contexts_saying(word)]
         worded += [seams.DEVELOPER] if "developer" in template.constants else []
-        for number, ways in enumerate((*seams.CONTEXTS, *worded)):
+        kinds = [*seams.CONTEXTS, *worded]
+        for number, ways in enumerate(kinds):
             has_word = number >= len(seams.CONTEXTS)
             by_call: dict[bool, _Context] = {}
             for messages in ways:
@@ -362,6 +363,9 @@ class Bridger:
                 prompt_ids = encoded.ids[encoded.first_after([encoded.rendering.tail])[0] :].tolist()
                 context = _Context(messages, controls, prompt_ids, has_word, len(chosen) + len(by_call))
                 by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), context)
+                is_new = prompt_ids not in (one.prompt_ids for one in chosen)
+                if is_new and has_word and messages[1:] == (USER,):  # the word sets the prompt
+                    kinds += seams.overriding(messages, template.searched)
                 if True in by_call:
                     break
             chosen += by_call.values()

@@ -142,10 +142,8 @@ class Renderer:
         self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False, **variables: Never
     ) -> list[int]:
         """The ids alone."""
-        rendered = self.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
-        )
-        return rendered.token_ids
+        settings: Any = {"add_generation_prompt": add_generation_prompt, **variables}
+        return self.render(messages, tools=tools, **settings).token_ids
 
     def encode_text(
         self, rendering: Rendering, messages: Messages, *, tools: Any = None, stand_ins: int = 0

@@ -137,7 +137,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
 
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
-    """Yield each task `count` times, as a group: the same prompt under different names."""
+    """Yield each task `count` times, as a group of different names."""
     count = whole("the size of a group", count, least=1, error=InputError)
     for number, task in enumerate(tasks):
         name = _named(task, number).name

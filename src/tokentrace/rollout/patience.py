@@ -25,7 +25,7 @@ class EngineDown(EngineError):  # noqa: N818
 
 
 class Patience:
-    """How long a run waits for its engine: `seconds`, then `EngineDown`; None waits forever.
+    """How long a run waits for its engine: `seconds`; None waits forever.
 
     `notice` gets a text before each pause, and None when the engine answers again.
     """

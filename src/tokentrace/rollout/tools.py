@@ -167,7 +167,7 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def as_result(answer: Any, tool: str) -> ToolResult:
-    """The result of what a tool returns. A triple is text, reward and metrics if the types fit."""
+    """The result of what a tool returns. A triple may be text, reward and metrics."""
     if isinstance(answer, ToolResult):
         return answer
     reward = metrics = None

@@ -27,7 +27,7 @@ IGNORE = -100
 
 
 class CompletionSpan(NamedTuple):
-    """Tokens ``start`` to ``stop`` of one answer of the engine, and how they were sampled."""
+    """Tokens ``start`` to ``stop`` of a completion, and how they were sampled."""
 
     start: int
     stop: int
@@ -194,7 +194,7 @@ class _Extent:
 
 
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
-    """Make a sample fit into `length` tokens; one that fits already is returned as it is.
+    """Make a sample fit into `length` tokens.
 
     Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a
     message: the generation prompt or header with the next, the close with the one before.

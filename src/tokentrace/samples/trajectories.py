@@ -26,7 +26,7 @@ Advantage = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 def trajectory_samples(
     trajectory: Trajectory, *, reward: float | None = None, advantage: Advantage | None = None
 ) -> list[Sample]:
-    """One row for each branch that owns sampled tokens, in branch order: the branch's whole stream.
+    """One row for each branch with sampled tokens of its own: its whole stream.
 
     Over all rows, each sampled token carries loss exactly once, in the branch that owns it.
     Logprobs, versions and completions are the whole stream's. A note reports logprobs that are
@@ -231,7 +231,7 @@ def _note(what: str, names: Sequence[str]) -> list[str]:
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """For each step, the sum of its reward and all later ones, discounted by `gamma` per step.
+    """For each step, the sum of its reward and later ones, discounted by `gamma`.
 
     >>> returns_to_go([1.0, 0.0, 4.0], gamma=0.5)
     [2.0, 2.0, 4.0]

@@ -215,9 +215,7 @@ def _calling(as_mapping: bool, silence: Silence) -> Message:
 
 
 def _replaced(probe: Probe, at: int, content: Any) -> Probe:
-    return [
-        {**message, "content": content} if index == at else message for index, message in enumerate(probe)
-    ]
+    return [{**message, "content": content} if i == at else message for i, message in enumerate(probe)]
 
 
 def _spans(

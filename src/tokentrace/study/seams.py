@@ -151,6 +151,11 @@ def contexts_saying(text: str) -> tuple[tuple[Context, ...], ...]:
     return (*((context,) for context in plain), _with_call((user,), (), text))
 
 
+def overriding(context: Context, words: Sequence[str]) -> Iterator[tuple[Context, ...]]:
+    """Contexts in which the user says a word after this system message."""
+    return (((context[0], {**USER, "content": word}),) for word in words)
+
+
 def lengthened(context: Messages) -> Iterator[Messages]:
     """Longer contexts, for templates that count messages, calls or characters."""
     first = 1 if context[0] is SYSTEM else 0

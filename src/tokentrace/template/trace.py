@@ -82,7 +82,7 @@ _MAX_ENTRIES = 4 * MAX_ITEMS
 
 
 class Trace:
-    """The state of one run: what it wrote, whose turn is being written, and what it may still do.
+    """The state of one run: what it wrote, whose turn it is, and what it may still do.
 
     `out` is a flat list of values, each before its origin (see `pairs`). `messages` is None if
     they are boxed.

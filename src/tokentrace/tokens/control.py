@@ -38,7 +38,7 @@ class Trust(IntEnum):
 
 
 class ControlPattern:
-    """Finds control tokens by their text: the longest of those that begin at one place."""
+    """Finds control tokens by their text: at one place, the longest."""
 
     def __init__(self, tokens: dict[str, ControlToken]) -> None:
         self.tokens = tokens

@@ -219,7 +219,7 @@ class Vocabulary:
 
 
 def longest_first(names: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds the longest of the names that begin at one place. None without names."""
+    """A pattern that finds the longest name at a place. None without names."""
     ordered = sorted(names, key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
