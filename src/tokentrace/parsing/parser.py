@@ -66,9 +66,8 @@ class TurnParser:
             output.end_text()
             texts = (one.part.text for one in output.placed if one.part.kind is PartKind.CONTENT)
             opening = "" if self.opened or any(map(str.strip, texts)) else frame.open + frame.lead
-            output.missing.append(
-                f"{opening}{frame.trail}{frame.close}{frame.after if frame.close else ''}"
-            )
+            after = frame.after if frame.close else ""
+            output.missing.append(f"{opening}{frame.trail}{frame.close}{after}")
         return match
 
     def _is_stop(self, match: Match) -> Reading[bool]:
