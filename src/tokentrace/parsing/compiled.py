@@ -140,7 +140,9 @@ def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpen
     openings = [(marked.scaffold(text), is_string) for text, is_string in texts if text]
     if len(openings) == 1:  # one opening for all values says nothing about their type
         openings = [(openings[0][0], True if grammar.others is Value.BARE else None)]
-    return [ValueOpening(parts(text), text[len(text.rstrip()) :], kind) for text, kind in openings]
+    return [
+        ValueOpening(parts(text), text[len(text.rstrip()) :], is_string) for text, is_string in openings
+    ]
 
 
 class CompiledChannels:
