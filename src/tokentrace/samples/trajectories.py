@@ -170,7 +170,7 @@ class Baseline(StrEnum):
     """
 
     STD = "std"
-    """Minus the group's mean, divided by its standard deviation (n - 1, plus 1e-6): GRPO."""
+    """Minus the group's mean, over its standard deviation (n - 1, plus 1e-6): GRPO."""
     MEAN = "mean"
     """Minus the mean of its group: GRPO without the deviation, as in Dr. GRPO."""
     LEAVE_ONE_OUT = "leave_one_out"

@@ -26,7 +26,7 @@ Deferred = Callable[[], Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """Columns of tokens, all of one length. `Deferred` ones are computed when first read."""
+    """Columns of tokens, of one length. `Deferred` ones are computed when first read."""
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
