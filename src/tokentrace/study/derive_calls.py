@@ -27,7 +27,7 @@ Extent = Callable[[WrittenTurn, int], tuple[int, int, Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class CallDeriver:
-    """Derives how calls are written: turns with `one` call, a call `beside` content, `two` calls."""
+    """Derives how calls are written, from turns with `one`, `beside` content, and `two`."""
 
     reader: TurnReader
     grammar: TurnGrammar

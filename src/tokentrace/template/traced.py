@@ -72,7 +72,7 @@ class TracedNone:
 
 
 class TracedDict(dict[Any, Any]):
-    """A dict with traced keys and values, wrapped when first read. `raw`: plain, `texts`: its JSON."""
+    """A dict with traced keys and values, wrapped on first read. `raw`: plain, `texts`: its JSON."""
 
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
@@ -123,7 +123,7 @@ class TracedList(list[Any]):
 
 
 class TracedMarkup(TracedStr):
-    """The result of ``|safe`` and ``|escape``. Like Markup, it escapes plain text that is added."""
+    """The result of ``|safe`` and ``|escape``. Like Markup, it escapes added plain text."""
 
     __slots__ = ()
 

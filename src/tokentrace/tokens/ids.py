@@ -32,7 +32,7 @@ def check_ids(
 
 
 def check_sampled(value: Any, name: str, vocab_size: int) -> Ids:
-    """Ids that a model may have sampled: its embedding may be padded, but not to twice the size."""
+    """Ids that a model may have sampled: an embedding may be padded, not to twice its size."""
     ids = check_ids(value, name)
     return ids if ids.max(initial=0) < 2 * vocab_size else check_ids(ids, name, vocab_size=vocab_size)
 
