@@ -90,7 +90,7 @@ def checked() -> CheckReport:
         CheckedRow("rows.jsonl, row 2", Outcome.IDS, "", (finding,), (contrast,), {"rows": 1, "tokens": 9}),
         CheckedRow("rows.jsonl, row 3", Outcome.BAD, EVIL, counts={"rows": 1}),
     ):
-        report.add(row.counts, row.seen())
+        report.add(row.counts, row.entries())
     return report
 
 

@@ -80,16 +80,17 @@ def from_openai(messages: Any) -> list[Fields]:
     is_legacy = False
     for place, message in placed(messages):
         call, field = message.get("function_call"), place.at("function_call")
-        if call is not None and message.get("role") == "assistant":
+        role = role if isinstance(role := message.get("role"), str) else None
+        if call is not None and role == "assistant":
             if message.get("tool_calls"):
                 raise field.error("cannot be combined with tool_calls; give one of them")
             function = field.mapping(call)
             _call(field, function, "arguments", ARGUMENTS)
             message = {key: value for key, value in message.items() if key != "function_call"}
             message["tool_calls"] = [{"type": "function", "function": function}]
-        elif message.get("role") == "function" and is_legacy:
-            message = {**message, "role": "tool"}
-        is_legacy = is_legacy if message.get("role") == "tool" else call is not None
+        elif role == "function" and is_legacy:
+            role, message = "tool", {**message, "role": "tool"}
+        is_legacy = is_legacy if role == "tool" else call is not None
         converted.append(message)
     return converted
 

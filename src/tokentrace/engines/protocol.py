@@ -167,11 +167,9 @@ class Delta:
         """The first tokens. Drops channels of another length."""
         whole = ((name, values) for name, values in self.channels.items() if len(values) == len(self.ids))
         channels = {name: values[:count] for name, values in whole}
-        versions = tuple(
-            span._replace(stop=min(span.stop, count)) for span in self.versions if span.start < count
-        )
+        cut = [one._replace(stop=min(one.stop, count)) for one in self.versions if one.start < count]
         ids, logprobs = self.ids[:count], self.logprobs[:count]
-        return replace(self, ids=ids, logprobs=logprobs, versions=versions, channels=channels)
+        return replace(self, ids=ids, logprobs=logprobs, versions=tuple(cut), channels=channels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -125,7 +125,7 @@ def as_problem(error: BaseException) -> RequestError:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Wait for work. If the client disconnects, cancels it and raises ClientDisconnect."""
+    """Wait for work, cancelled if the client disconnects. Raises ClientDisconnect."""
     task = asyncio.current_task()
     assert task is not None
 

@@ -6,16 +6,16 @@ contexts and stand-ins give the same. After that, a bridge costs one small rende
 """
 
 import contextlib
-import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..conversation.messages import REASONING_FIELDS, Messages, check_tools
+from ..conversation.messages import REASONING_FIELDS, RESULT_ROLES, Messages, check_tools
 from ..conversation.sketch import sketch
 from ..errors import TokentraceError
 from ..parsing.compiled import Compiled
@@ -81,9 +81,6 @@ class _Request(NamedTuple):
     @property
     def visible_tools(self) -> Any:
         return self.tools if self.seen_tools is None or not self.tools else self.seen_tools
-
-    def check(self, continuation: Continuation) -> BridgeRefusal | None:
-        return seams.check_continuation(continuation, self.true_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +154,16 @@ class Bridger:
         request = request._replace(true_context=proof.true_context, message=proof.message)
         fewer = request._replace(seen_tools=proof.seen_tools)
 
-        def needs_tools() -> bool:
-            """Whether these functions are written another way if the template sees all tools."""
-            afters = [self._continue(one, proof.context, proof.stand_in) for one in (request, fewer)]
+        def needs_tools(name: str | None) -> bool:
+            """Whether this function is written another way with all tools."""
+            calls = [call._replace(name=name) for call in request.calls]
+            new = [{**message, "name": name} if message.get("name") else message for message in request.new]
+            ways = [way._replace(calls=calls, new=new) for way in (request, fewer)]
+            afters = [self._continue(way, proof.context, proof.stand_in) for way in ways]
             return len({after and after.tail for after in afters}) > 1
 
-        names = tuple(call.name for call in request.calls)
-        if proof.seen_tools is None or self.cache.once(("tools", names, request.key), needs_tools):
+        names = {call.name for call in request.calls} if proof.seen_tools is not None else ()
+        if any(self.cache.once(("tools", name, request.key), partial(needs_tools, name)) for name in names):
             fewer = request
         return self._continue(fewer, proof.context, proof.stand_in)
 
@@ -171,7 +171,7 @@ class Bridger:
         return self._rendered_after(request.follow(context, stand_in), len(context), request.visible_tools)
 
     def _rendered_after(self, messages: Messages, at: int, tools: Any, prompted: bool = True) -> Outcome:
-        write = functools.partial(self.write, messages, at, tools, prompted)
+        write = partial(self.write, messages, at, tools, prompted)
         return seams.find_continuation(messages, at + 1, write, self.endings)
 
     def _request(
@@ -180,6 +180,8 @@ class Bridger:
         """The new messages, and the calls that they answer."""
         words = self.study.template.searched
         calls = seams.called_functions(new, call_ids)
+        if calls and not call_ids and new[0]["role"] not in RESULT_ROLES:  # they may answer an earlier turn
+            calls = calls if read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls else []
         key = (sketch(new, words), tools_key, tuple(call.result for call in calls))
         request = _Request(new, tools, key, calls, (*words, seams.LONG))
         is_named = all(call.name for call in calls)
@@ -200,8 +202,9 @@ class Bridger:
         if not self.cache.once(cached, needs_completion, keep=lambda needed: needed is not None):
             return request
         parsed = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
-        ids, answered = [call.id or "" for call in parsed], [call.id for call in calls]
-        if not call_ids and answered != ids[: len(answered)] and {*answered} <= {*ids}:
+        answered = [call.id for call in calls]
+        ids = [call.id or "" for call in parsed if call.status.runnable]
+        if not call_ids and answered != ids and {*answered} <= {*ids}:
             return self._request(stream, new, tools, tools_key, ids)
         names = [call.name for call in parsed]
         if len(names) > len(calls):  # the history has those that can be run
@@ -226,9 +229,7 @@ class Bridger:
         text = turn.content + seams.LONG * (len(turn.content) > 20)
         request = request._replace(words=[word for word in request.words if word in text])
         if past:
-            actual = self._prove_in(past, request, turn, has_call)
-            if isinstance(actual, _Proof) or actual.reason is not RefusalReason.MOVES_PAST:
-                return actual  # else the template moves past text: a stream keeps it in place
+            return self._prove_in(past, request, turn, has_call)
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
         usual = frozenset[int]().union(*(context.controls for context in contexts if not context.has_word))
         in_prompt = frozenset(token for token in usual if (ids == token).any())
@@ -302,15 +303,15 @@ class Bridger:
                 continue
             if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
                 continue
-            problem = request.check(actual)
+            problem = seams.check_continuation(actual, request.true_context)
             if problem is not None and problem.reason is RefusalReason.MOVES_PAST:
                 # the template moves past text, which a stream keeps in place
                 rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
             elif actual.tail != expected.tail or problem is not None:
                 begin = max(0, common_prefix(actual.tail, expected.tail) - 40)
                 texts = " or ".join(repr(one.tail[begin:][:60]) for one in (actual, expected))
-                advice = "pass messages=, the conversation so far"
-                detail = f"the text after the turn depends on the messages before it: {texts}; {advice}"
+                advice = "" if request.true_context else "; pass messages=, the conversation so far"
+                detail = f"the text after the turn depends on the messages before it: {texts}{advice}"
                 return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
             elif (
                 self.as_inference
@@ -333,7 +334,7 @@ class Bridger:
         for stand_in in seams.base_stand_ins(after_call):
             for context in contexts:
                 result = self._continue(request, context, stand_in)
-                problem = result if isinstance(result, BridgeRefusal) else request.check(result)
+                problem = seams.check_continuation(result, request.true_context)
                 if result and problem is None:
                     if not shows_calls or result.shows("tool_calls") == (has_call is not False):
                         return context, stand_in, result
@@ -365,7 +366,7 @@ class Bridger:
                 by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), context)
                 is_new = prompt_ids not in (one.prompt_ids for one in chosen)
                 if is_new and has_word and messages[1:] == (USER,):  # the word sets the prompt
-                    kinds += seams.overriding(messages, template.searched)
+                    kinds += [((messages[0], {**USER, "content": word}),) for word in template.searched]
                 if True in by_call:
                     break
             chosen += by_call.values()

@@ -18,7 +18,7 @@ class TooLong(InputError):  # noqa: N818
 
 
 async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
-    """Await work. Raises TooLong after `limit` seconds, RuntimeError if it cancels itself."""
+    """Await work. Raises TooLong after `limit` seconds."""
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
     try:

@@ -135,7 +135,8 @@ CONTEXTS: tuple[tuple[Context, ...], ...] = (
     ((USER,),),
     ((SYSTEM, USER),),
     ((USER, ANSWER, USER),),
-    (*_with_call((SYSTEM, USER), ()), *_with_call((USER,), ())),
+    _with_call((USER,), ()),
+    _with_call((SYSTEM, USER), ()),
     _with_call((SYSTEM, USER), (ANSWER, USER)),
 )
 """Conversations before the turn, in all forms that a template may need."""
@@ -149,11 +150,6 @@ def contexts_saying(text: str) -> tuple[tuple[Context, ...], ...]:
     system, user, answer = ({**message, "content": text} for message in (SYSTEM, USER, ANSWER))
     plain = ((system, USER), (user,), (system, user, answer, user))
     return (*((context,) for context in plain), _with_call((user,), (), text))
-
-
-def overriding(context: Context, words: Sequence[str]) -> Iterator[tuple[Context, ...]]:
-    """Contexts in which the user says a word after this system message."""
-    return (((context[0], {**USER, "content": word}),) for word in words)
 
 
 def lengthened(context: Messages) -> Iterator[Messages]:
@@ -184,7 +180,7 @@ def called_functions(new: Messages, call_ids: Sequence[str]) -> list[CalledFunct
         id, name = (value if type(value) is str else None for value in map(answer.get, _OF_RESULT))
         at = number if id is None or not call_ids else call_ids.index(id) if id in call_ids else -1
         calls += [CalledFunction()] * (at >= len(calls) and not call_ids)
-        if 0 <= at < len(calls):
+        if 0 <= at < len(calls) and calls[at].result < 0:
             calls[at] = CalledFunction(calls[at].id or id, name, number)
     return calls
 
@@ -241,8 +237,12 @@ def variants(form: StandIn) -> Iterator[StandIn]:
         yield StandIn(content, reasoning, calls, form.text_arguments, form.single, reasoning)
 
 
-def check_continuation(continuation: Continuation, true_context: bool) -> BridgeRefusal | None:
+def check_continuation(
+    continuation: Continuation | BridgeRefusal, true_context: bool
+) -> BridgeRefusal | None:
     """Refuse if new text precedes the turn, or old text follows it (a true context may repeat)."""
+    if isinstance(continuation, BridgeRefusal):
+        return continuation
     rendering = continuation.encoded.rendering
     cut = continuation.cut
     first = continuation.first_new
@@ -270,7 +270,8 @@ def check_continuation(continuation: Continuation, true_context: bool) -> Bridge
                 return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, problem)
         elif origin.field != "tool_calls":
             problem = f"the template writes {path} of the assistant's message after the answers to it"
-            return BridgeRefusal(RefusalReason.MOVES_PAST, problem)
+            reason = RefusalReason.UNKNOWN_VALUE if origin in before else RefusalReason.MOVES_PAST
+            return BridgeRefusal(reason, problem)
         elif origin[-1] != "id" and (origin[-1] != "name" or names[int(origin.path[1])] == _UNKNOWN):
             problem = f"the template repeats {path} of the assistant's message after its turn"
             advice = "give tool results the name of the function they answer"

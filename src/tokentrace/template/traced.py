@@ -222,7 +222,7 @@ def is_traced(value: Any) -> bool:
 
 
 def derived(result: Any, *values: Any) -> Any:
-    """The result of an operation, UNKNOWN for traced `values`. Raises TooLarge for huge numbers."""
+    """The result of an operation, UNKNOWN for traced `values`. Raises TooLarge."""
     if isinstance(result, int):
         check_bits(result.bit_length())
     return opaque(result) if is_traced(values) else result

@@ -53,9 +53,10 @@ def test_instructions_in_each_turn_are_repeated_and_those_in_the_last_one_stay_i
     past = [system("Be brief."), HI]
     cut = cut_after(renderer, [*past, assistant("Yes."), user("Go on.")], 2, 4, None)
     assert cut is not None
-    actual: Any = cut.bridge(renderer, messages=past)
-    assert f"user\nGo on.{'' if moved else ' [Be brief.]'}<|im_end|>" in renderer.decode(actual.new_ids)
-    assert cut.bridge(renderer) == actual if moved else not cut.bridge(renderer)
+    actual, other = cut.bridge(renderer), cut.bridge(renderer, messages=past)
+    actual, other = (actual, other) if moved else (other, actual)
+    assert not other
+    assert f"user\nGo on.{'' if moved else ' [Be brief.]'}<|im_end|>" in renderer.decode(actual.new_ids)  # type: ignore
 
 
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.5"])
