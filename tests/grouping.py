@@ -77,6 +77,7 @@ LENGTHY = (
 rollouts of the pocket model, a browser, installed environments, and properties with many examples."""
 
 LONG = (
+    "tests/cli/test_cli.py::test_the_demo",
     "tests/demo/test_demo.py::test_engines_see",
     "tests/diagnose/test_pytest_plugin.py::test_hooks",
     "tests/diagnose/test_verdicts.py::test_a_date_is_detected_anywhere",
@@ -85,7 +86,7 @@ LONG = (
     "tests/rollout/test_cluster.py::test_worker_that_cannot_be_made",
     "tests/rollout/test_mcp.py::test_each_trajectory",
     "tests/show/test_browser.py::test_it_fits",
-    "tests/test_bench.py::test_turns_of_a_gateway",
+    "tests/test_bench.py",
     "tests/test_guides.py::test_guide_runs[trl]",
 )
 """Prefixes of tests that only `make test-long` runs, since similar tests are part of every run."""
