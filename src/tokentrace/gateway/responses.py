@@ -232,7 +232,7 @@ def output_item(response: str, item: Item) -> dict[str, Any]:
 
 
 class Responses(Dialect):
-    """With logprobs, messages close at the end: only then are a text's tokens certain."""
+    """With logprobs, messages close last: only then are tokens certain."""
 
     name = "responses"
     history = "input"

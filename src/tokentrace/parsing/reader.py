@@ -129,7 +129,7 @@ class Reader:
         self.base = len(data)
         self.at = self.reported = 0
         self.plain: Callable[[bytes], Plain] | None = None
-        """Reads tokens that need not resume a waiting parser. Their text goes to `report`."""
+        """Reads tokens that need not resume the parser; reports their text."""
         self.report, self.pending = Report(self), b""
         """All bytes before `pending` were reported."""
 

@@ -124,7 +124,7 @@ class _Workers:
             self.ray.kill(worker)
 
     async def run(self, number: int, seed: int | None) -> Rollout:
-        """Run a task on a free worker, or on its own one if workers die while it runs."""
+        """Run a task on a free worker; if workers die while it runs, on a new one."""
         errors, task = self.ray.exceptions, self.tasks[number]
         lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
 

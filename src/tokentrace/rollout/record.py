@@ -158,7 +158,7 @@ class Rollout:
     pending: list[Mapping[str, Any]] = field(default_factory=list)
     """Messages that answer the last turn, but are not in the trajectory yet."""
     instance: str = ""
-    """The name for tools, user and engine, numbered while another rollout uses it."""
+    """The name for tools, user and engine, numbered if in use."""
 
     malformed = _total("malformed")
     tool_calls = _total("tool_calls")

@@ -52,7 +52,7 @@ _ALL: weakref.WeakSet[Memory] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """A child process has one thread: other threads' locks would stay locked."""
+    """A child process has one thread: others' locks would stay locked."""
     for memory in list(_ALL):
         memory.lock = threading.RLock()
 

@@ -109,7 +109,7 @@ def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Tra
 
 @contextlib.contextmanager
 def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[None]:
-    """Charge a run to its budget; turn its errors into TemplateErrors."""
+    """Charge a run to its budget. Raises TemplateError."""
     try:
         with charging(trace.budget):
             yield
@@ -191,7 +191,7 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
 
 
 def parse_template(source: str) -> nodes.Template:
-    """A template's syntax tree. Raises TemplateError if it is invalid or not complete."""
+    """A template's syntax tree. Raises TemplateError if it is invalid or needs another template."""
     with _compile_errors():
         return cast(nodes.Template, Inliner().visit(_environment().parse(source)))
 

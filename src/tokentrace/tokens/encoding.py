@@ -175,7 +175,7 @@ def _is_composed(raw: bytes) -> bool:
 
 
 def _encode_whole(tokenizer: Tokenizer, rendering: Rendering, raw: bytes) -> Encoded | None:
-    """The text encoded in one call; None if its tokens do not spell it."""
+    """The text in one call; None if its tokens do not spell it."""
     vocabulary, ids = tokenizer.vocabulary, tokenizer.encode(rendering.text)
     lengths = vocabulary.signed_lengths.take(ids)
     bounds = np.zeros(len(ids) + 1, np.int32)

@@ -27,7 +27,7 @@ _REFUSALS = {
 
 
 def load_tokenizer(source: Any) -> Tokenizer:
-    """A Tokenizer from a folder, file, hub name or other tokenizer."""
+    """A Tokenizer from a folder, file, hub name or other tokenizer. Raises TokenizerError."""
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, (str, Path)):

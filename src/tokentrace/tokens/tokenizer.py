@@ -76,7 +76,7 @@ class Tokenizer:
         self.core.fast_for(_WORTH)
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text` with its control tokens."""
+        """The ids of `text` with its control tokens. Raises InputError if it is not text."""
         try:
             return self.core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
