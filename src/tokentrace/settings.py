@@ -66,7 +66,7 @@ def limit(
 
 def is_number(value: Any) -> bool:
     """True for Python and NumPy numbers, False for booleans."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_integer(value: Any) -> bool:

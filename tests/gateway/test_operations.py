@@ -61,7 +61,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def every_route(served: Served) -> list[tuple[str, str]]:
     routes = []
-    for route in served.app.starlette().routes:
+    for route in served.app.router.routes:
         path = re.sub(r"\{[^}]*\}", "x", route.path.replace("{session}", "s"))
         routes += [(method, path) for method in route.methods]
     return routes

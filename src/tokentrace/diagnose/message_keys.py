@@ -5,6 +5,7 @@ same key. When in doubt, keys differ: an extra branch costs some tokens, a false
 on a history that never existed.
 """
 
+import functools
 import hashlib
 import json
 import marshal
@@ -80,9 +81,14 @@ def same_fields(one: Message, other: Message) -> bool:
 def root_key(tools: Any, variables: Mapping[str, Any], template: str) -> Key:
     """The key of an empty conversation. `template` is the template's digest."""
     try:
-        return next_key(b"", [_raw(tools or None), _raw(sorted(variables.items())), template])
+        return _first_key(_raw(tools or None), _raw(sorted(variables.items())), template)
     except RecursionError:
         raise InputError("is nested too deeply", field="tools") from None
+
+
+@functools.lru_cache(256)
+def _first_key(*values: bytes | str) -> Key:
+    return next_key(b"", [*values])
 
 
 def next_key(before: Key, value: Any) -> Key:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from ..engines.errors import EngineError
@@ -177,10 +176,15 @@ class App:
         self.access = access
         self._public_health = public_health
         self.server: Any = None
-
-    def starlette(self) -> Starlette:
         routes = [Route(each.path, _Handler(self, each), methods=[each.method]) for each in ENDPOINTS]
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
+        self.router = Router(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # the router then raises HTTPException
+        try:
+            await self.router(scope, receive, send)
+        except HTTPException as error:
+            await (await self._unknown(HTTPRequest(scope), error))(scope, receive, send)
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
         details |= {"session": http.path_params["session"]} if "session" in http.path_params else {}
@@ -202,9 +206,8 @@ class App:
             details |= {"field": problem.field} if problem.field else {}
             return _error(problem, endpoint.dialect)
 
-    async def _unknown(self, http: HTTPRequest, error: Exception) -> Response:
+    async def _unknown(self, http: HTTPRequest, error: HTTPException) -> Response:
         """Send 404 and 405 only after checking the key."""
-        assert isinstance(error, HTTPException)
         try:
             await self.access.caller(http.headers)
             route = f"{http.method} {http.url.path[:200]}"

@@ -5,21 +5,18 @@ soon as it is certain. A `Dialect` writes changes as a stream, items as a whole 
 """
 
 import hashlib
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import msgspec
-
 from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Completion, Delta
 from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Event, ReasoningDelta
 from ..parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
 from ..tokens.tokenizer import Ids
-from ..values.plain import is_unicode
+from ..values.plain import is_unicode, json_bytes
 from .requests import AnswerOptions, Request, RequestError, TokenFields
 
 StreamEvent = dict[str, Any]
@@ -341,11 +338,7 @@ class Dialect(ABC):
 
 
 def encode_sse(event: Mapping[str, Any]) -> bytes:
-    try:
-        data = msgspec.json.encode(event)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        data = json.dumps(event, separators=(",", ":")).encode("ascii")
-    data = _UNSAFE.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), data)
+    data = _UNSAFE.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), json_bytes(event))
     name = f"event: {event['type']}\n".encode() if "type" in event else b""
     return b"%sdata: %s\n\n" % (name, data)
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import Delta
 from ..errors import TokentraceError
-from ..values.plain import MAX_DEPTH, finite, no_constant
+from ..values.plain import MAX_DEPTH, finite, json_bytes, no_constant
 from .answering import Answer, Result
 from .dialect import ItemChange, StreamEvent, encode_sse
 from .requests import NOTHING_READ, ReadHistory, RequestError, request_error
@@ -88,22 +88,20 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
         texts = _TEXTS.decode(fields.pop(history))
     except (KeyError, ValueError, RecursionError):
         return Body(parse_json(raw))
-    tools, past = fields.get("tools"), NOTHING_READ
+    tools, past, value = fields.get("tools"), NOTHING_READ, dict[str, Any]()
     if earlier is not None and earlier[0].tools == tools:
         # the last item is always read
         same = map(operator.eq, texts[:-1], earlier[0].texts)
         past = earlier[1].past(sum(itertools.takewhile(bool, same)))
-    value = {name: parse_json(text) for name, text in fields.items()}
+        if fields.pop("tools", None):
+            value["tools"] = earlier[0].value["tools"]
+    value |= {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
     return Body(value, past, texts, tools)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    try:
-        data = msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        data = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(data, status, {**_NOSNIFF, **(headers or {})}, "application/json")
+    return Response(json_bytes(value), status, {**_NOSNIFF, **(headers or {})}, "application/json")
 
 
 def log_request(method: str, path: str, status: int, seconds: float, details: Mapping[str, Any]) -> None:

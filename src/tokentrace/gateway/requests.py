@@ -213,10 +213,12 @@ def requested_token_fields(
     header = headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_")
     words = {word.strip() for word in header.split(",")} - {"", "false", "0"}
     ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words}
-    if not ways <= set(TokenFields):
+    if ways and not ways <= set(TokenFields):
         raise RequestError(f"must be true, or any of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
     ways |= {default} if body.return_token_ids else set()
     ways |= {TokenFields.NEMO_GYM} if body.return_token_id_information else set()
+    if not ways:
+        return ()
     if unserved := ways.difference(served):
         problem = f"{', '.join(unserved)} is for another API; use {', '.join(served)}"
         raise RequestError(problem, field=TOKEN_IDS_HEADER, code="unsupported_parameter")

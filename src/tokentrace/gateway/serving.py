@@ -110,7 +110,7 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
     options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
     options |= {"lifespan": "off", "ws": "none", "proxy_headers": False}
     grace = max(1, int(settings.patience) + 1)
-    config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, **options)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=grace, **options)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listening.getsockname()[1]}"
     app.server = _Server(config, app.gateway.admission, settings.patience, lambda: ready(url))

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..errors import InputError
@@ -14,14 +14,16 @@ class Tracing:
     def __init__(self, tracer: Any = None) -> None:
         self._tracer = tracer
 
-    @contextmanager
     def span(
         self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any
-    ) -> Iterator[dict[str, Any]]:
+    ) -> AbstractContextManager[dict[str, Any]]:
         """Yields attributes to add to. `headers` may name a trace."""
-        if self._tracer is None:
-            yield attributes
-            return
+        return nullcontext(attributes) if self._tracer is None else self._span(name, headers, attributes)
+
+    @contextmanager
+    def _span(
+        self, name: str, headers: Mapping[str, str] | None, attributes: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
         from opentelemetry.propagate import extract
 
         context = None if headers is None else extract(dict(headers))

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import msgspec
-
 from .sql import StoreError
 
-_PLAIN, _DEFLATED = b"\0", b"\1"
+_PLAIN, _COMPRESSED = b"\0", b"\2"
 _WORTHWHILE = 64
 _COUNT = struct.Struct("<I")
+_FRONT = struct.Struct("<II")  # length and checksum of the data
 
 
 def as_json(value: Any) -> str:
@@ -21,19 +20,18 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
-def json_bytes(value: Any) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return as_json(msgspec.to_builtins(value)).encode("ascii")
+def _codec() -> Any:
+    import pyarrow  # slow to import
+
+    return pyarrow.Codec("zstd", compression_level=1)
 
 
 def pack(data: bytes) -> bytes:
-    small = data
     if len(data) >= _WORTHWHILE:
-        deflate = zlib.compressobj(1, wbits=13, memLevel=6)  # 64 KB of memory to clear instead of 256
-        small = deflate.compress(data) + deflate.flush()
-    return _DEFLATED + small if len(small) < len(data) else _PLAIN + data if data else b""
+        small = _FRONT.pack(len(data), zlib.crc32(data)) + _codec().compress(data, asbytes=True)
+        if len(small) < len(data):
+            return _COMPRESSED + small
+    return _PLAIN + data if data else b""
 
 
 def unpack(packed: bytes) -> bytes:
@@ -41,9 +39,13 @@ def unpack(packed: bytes) -> bytes:
     if packed[:1] in (b"", _PLAIN):
         return bytes(packed[1:])
     try:
-        return zlib.decompress(memoryview(packed)[1:])
-    except zlib.error as error:
+        size, checksum = _FRONT.unpack_from(packed, 1)
+        data = bytes(_codec().decompress(memoryview(packed)[1 + _FRONT.size :], size, asbytes=True))
+    except (OSError, ValueError, struct.error) as error:
         raise StoreError(f"a stored turn is damaged: {error}") from error
+    if zlib.crc32(data) != checksum:
+        raise StoreError("a stored turn is damaged: it does not match its checksum")
+    return data
 
 
 def pack_records(records: Sequence[bytes]) -> bytes:
@@ -69,10 +71,10 @@ def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
     if not channels:
         return b""
     plain = json.dumps(dict(channels), separators=(",", ":"), default=lambda value: value.tolist())
-    return zlib.compress(plain.encode("ascii"), 1)
+    return plain.encode("ascii")
 
 
 def unpack_channels(packed: bytes) -> dict[str, list[Any]]:
     """One list per channel, with a value per token."""
-    channels: dict[str, list[Any]] = json.loads(zlib.decompress(packed)) if packed else {}
+    channels: dict[str, list[Any]] = json.loads(packed) if packed else {}
     return channels

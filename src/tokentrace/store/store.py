@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from .packing import as_json, json_bytes, pack, pack_records, unpack, unpack_records
+from ..values.plain import json_bytes
+from .packing import as_json, pack, pack_records, unpack, unpack_records
 from .sql import Database, Execute, Rows
 from .sql import StoreError as StoreError  # noqa: PLC0414
 
@@ -355,8 +356,9 @@ def _one(rows: Rows) -> SessionInfo | None:
 
 
 def _session(row: tuple[Any, ...]) -> SessionInfo:
-    id, state, created, metadata, settings, *counts = row
-    return SessionInfo(id, State(state), created, json.loads(metadata), json.loads(settings), *counts)
+    id, state, created, *texts, records, turns, sampled, prompted = row
+    fields = ({} if text == "{}" else json.loads(text) for text in texts)
+    return SessionInfo(id, State(state), created, *fields, records, turns, sampled, prompted)
 
 
 def is_storable(text: str) -> bool:

@@ -48,13 +48,16 @@ class TokenTable:
         ids: Ids, kinds: Kinds | Kind, messages: npt.NDArray[np.int32] | int = -1, logprobs: Any = None
     ) -> TokenTable:
         """A table whose mask follows from its kinds. One kind or message applies to all tokens."""
-        codes = np.full(len(ids), kinds, np.uint8) if isinstance(kinds, int) else kinds
+        codes = np.full(len(ids), int(kinds), np.uint8) if isinstance(kinds, int) else kinds
         owners = np.full(len(ids), messages, np.int32) if isinstance(messages, int) else messages
         return TokenTable(ids, codes == int(Kind.SAMPLED), owners, codes, logprobs=logprobs)
 
     def __post_init__(self) -> None:
+        shape = getattr(self.ids, "shape", ())[:1]
         for name, codes in _CHECKS:
             column = getattr(self, name)
+            if type(column) is np.ndarray and column.shape == shape and column.dtype.kind in codes:
+                continue
             if callable(column):
                 self._defer(name, column)
             elif column is not None or name not in _OPTIONAL:

@@ -1,6 +1,5 @@
 """A trajectory as bytes and in files, which are readable up to a cut (docs/trajectory.md)."""
 
-import json
 import os
 import struct
 import zlib
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ..errors import TrajectoryError, brief
+from ..values.plain import json_bytes
 from .channels import Packed
 from .checks import as_ids, as_owners, from_json, remembered_json
 from .trajectory import Trajectory
@@ -135,7 +135,7 @@ def _write_record(write: Write) -> bytes:
 
 
 def _record(fields: _Record, *arrays: bytes) -> bytes:
-    text = json.dumps(msgspec.to_builtins(fields), separators=(",", ":")).encode("ascii")
+    text = json_bytes(fields)
     payload = b"".join((_U32.pack(len(text)), text, *arrays))
     head = _HEAD.pack(len(payload), _TYPES.index(type(fields)) + 1)
     return b"".join((head, _U32.pack(zlib.crc32(head)), payload, _U32.pack(zlib.crc32(payload))))

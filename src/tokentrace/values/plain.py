@@ -8,6 +8,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import msgspec
+
 from ..errors import InputError, kind_of
 from .place import Place, fields_of
 
@@ -29,6 +31,14 @@ def json_like(value: Any, default: Any) -> Any:
         return fields
     is_number = callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ()
     return value.item() if is_number else default
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON in UTF-8, or in ASCII if a text has half of a surrogate pair."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode("ascii")
 
 
 def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
