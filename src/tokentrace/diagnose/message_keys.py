@@ -86,13 +86,11 @@ def root_key(tools: Any, variables: Mapping[str, Any], template: str) -> Key:
         raise InputError("is nested too deeply", field="tools") from None
 
 
-@functools.lru_cache(256)
-def _first_key(*values: bytes | str) -> Key:
-    return next_key(b"", [*values])
-
-
 def next_key(before: Key, value: Any) -> Key:
     return hashlib.sha256(before + marshal.dumps(value, 2)).digest()[:16]
+
+
+_first_key = functools.lru_cache(256)(lambda *values: next_key(b"", [*values]))
 
 
 def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> list[Key]:

@@ -1,6 +1,5 @@
 """The base of servers' adapters, which have `_fields` of requests and `_read` for answers."""
 
-import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from msgspec import Struct
 
 from ..settings import choose
 from ..trajectory.turns import PENALTIES, LogprobKind
+from ..values.plain import json_bytes
 from . import protocol
 from .answers import AnswerReader, Count, EngineReply, checked_request
 from .errors import EngineAnswerError, EngineError
@@ -66,7 +66,7 @@ class HTTPEngine(Engine):
     ) -> tuple[bytes, Callable[[], AnswerReader]]:
         """The body of a request, and what makes a reader of its answer."""
         prompt = msgspec.json.encode(np.asarray(request.prompt_ids).tolist())
-        fields = json.dumps(self._fields(request) | more, separators=(",", ":")).encode("utf-8")
+        fields = json_bytes(self._fields(request) | more)
         body = b'{"%s":%s,%s' % (self.prompt_field.encode("ascii"), prompt, fields[1:])
         sent = prompt if self.check_echo else None
         return body, lambda: AnswerReader(request, self.capabilities, self._read, sent)
@@ -91,7 +91,7 @@ class HTTPEngine(Engine):
 
     async def _order(self, path: str, value: dict[str, Any] | None = None, kind: Any = None) -> Any:
         """Post JSON. Raises EngineError if the answer reports a failure."""
-        body = None if value is None else json.dumps(value, separators=(",", ":")).encode("utf-8")
+        body = None if value is None else json_bytes(value)
         answer = await self._connection.post(path, body, kind)
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(f"{self._connection.base_url}{path} failed: {answer.get('message')}")

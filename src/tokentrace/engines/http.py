@@ -108,7 +108,7 @@ class _Lost(Exception):  # noqa: N818
 
 
 class Connection:
-    """A server and a pool of connections to it. `transport`, `sleep` and `jitter` are for tests."""
+    """A server and a pool of connections. `transport`, `sleep`, `jitter` are for tests."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class LlamaCppEngine(HTTPEngine):
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         settings: HTTPSettings | None = None,
     ) -> LlamaCppEngine:
-        """Connect, and find out what the server can do. `logprobs`: ``"processed"`` or ``"raw"``."""
+        """Connect, and find what the server can do. `logprobs`: ``"processed"`` or ``"raw"``."""
         kind = choose(LogprobKind, "logprobs", logprobs, EngineError)
         if kind not in (LogprobKind.PROCESSED, LogprobKind.RAW):
             raise EngineError(f"llama.cpp returns processed or raw logprobs, not {logprobs}")

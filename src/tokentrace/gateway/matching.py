@@ -13,7 +13,7 @@ MEANINGS: Mapping[str, Meaning] = {"strict": strict_meaning, "normal": meaning}
 
 
 def load_matcher(text: str, folder: Path | None = None) -> Meaning:
-    """Load a matcher: ``strict``, ``normal``, or a function (``module:function``, or a file in `folder`).
+    """Load a matcher: ``strict``, ``normal``, or a function (``module:function``, a file in `folder`).
 
     The function reduces a message to a JSON value. Messages with the same role and value match.
     """

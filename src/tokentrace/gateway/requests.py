@@ -217,12 +217,10 @@ def requested_token_fields(
         raise RequestError(f"must be true, or any of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
     ways |= {default} if body.return_token_ids else set()
     ways |= {TokenFields.NEMO_GYM} if body.return_token_id_information else set()
-    if not ways:
-        return ()
     if unserved := ways.difference(served):
         problem = f"{', '.join(unserved)} is for another API; use {', '.join(served)}"
         raise RequestError(problem, field=TOKEN_IDS_HEADER, code="unsupported_parameter")
-    return tuple(way for way in TokenFields if way in ways)
+    return tuple(way for way in TokenFields if way in ways) if ways else ()
 
 
 def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[str, ...]:

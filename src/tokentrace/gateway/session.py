@@ -463,9 +463,11 @@ def _append_prompt(
     cause: str,
 ) -> int:
     """Write new tokens to the branch that the prompt extends, or to a new one."""
-    # a prefilled message and its continuation are one: the reply, which has only sampled tokens
-    count = len(placed.conversation.messages) - placed.conversation.continued
-    owners = np.where(placed.owners < count, placed.owners, -1)
+    # a prefilled message and its continuation are one: the reply
+    count, owners = len(placed.conversation.messages), placed.owners
+    if placed.conversation.continued:
+        count -= 1
+        owners = np.where(owners < count, owners, -1)
     kinds: Kinds | Kind = Kind.CONTEXT
     if base is not None and at_tip:
         if not placed.conversation.continued:

@@ -21,9 +21,7 @@ class Tracing:
         return nullcontext(attributes) if self._tracer is None else self._span(name, headers, attributes)
 
     @contextmanager
-    def _span(
-        self, name: str, headers: Mapping[str, str] | None, attributes: dict[str, Any]
-    ) -> Iterator[dict[str, Any]]:
+    def _span(self, name: str, headers: Any, attributes: dict[str, Any]) -> Iterator[dict[str, Any]]:
         from opentelemetry.propagate import extract
 
         context = None if headers is None else extract(dict(headers))

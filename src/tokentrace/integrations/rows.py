@@ -112,7 +112,7 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
 
 
 def rows_of(trajectory: Trajectory, *, several: bool) -> list[Sample]:
-    """The rows, or the only one. Raises SampleError for none, or for several where one is needed."""
+    """The rows, or the only one. Raises SampleError for none, or several if one is needed."""
     samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
     if not samples:
         raise SampleError(f"{name}: nothing was sampled, so there is no row")

@@ -66,7 +66,7 @@ class ArgumentsReader:
     def _arguments(
         self, report: ArgumentsText, ends: Delimiters, after: tuple[bytes, ...] = ()
     ) -> Reading[bool]:
-        """Read arguments; True if they are JSON. If not, all until the call ends is their text."""
+        """Read arguments; True if they are JSON. If not, all until the call's end is their text."""
         if (yield from self.json_value(report)):
             return True
         reader, start = self.reader, self.reader.at
@@ -348,7 +348,7 @@ class ArgumentsReader:
         call.end_values()
 
     def _elements(self, call: OpenCall, at: int, stop: int) -> list[_Element]:
-        """Read elements up to `stop`, add closed ones to the call, and return those still open."""
+        """Read elements up to `stop`, add closed ones to the call, return open ones."""
         reader, tools, stack = self.reader, self.output.tools, list[_Element]()
         for tag in self.calls.tags.finditer(reader.data, at, stop):
             between, name = reader.data[at : tag.start()].strip(), reader.marked.text(tag["name"])

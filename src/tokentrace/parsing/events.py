@@ -28,7 +28,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallNamed:
-    """The name of a call, always before its arguments, and its id if the format writes it there."""
+    """The name of a call, before its arguments, and its id if it is there."""
 
     index: int
     name: str

@@ -115,7 +115,7 @@ class OpenCall:
         self.add_arguments(_to_json(values))
 
     def finish(self, stop: int) -> None:
-        """End the call, well-formed or not. Leave out a call that the prompt wrote to its end."""
+        """End the call, well-formed or not. Leave out one that the prompt wrote."""
         output, reader = self.output, self.output.reader
         if not output.starts and not reader.ended:
             output.events.clear()

@@ -55,7 +55,7 @@ class Match(NamedTuple):
 
 
 Plain = tuple[str, bytes] | None
-"""A token's text, and its last bytes if they may begin a delimiter; None: the parser must read it."""
+"""A token's text, and its last bytes if they may begin a delimiter; None: parse it."""
 
 
 def _plain(piece: bytes, stop: int) -> Plain:

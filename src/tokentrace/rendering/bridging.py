@@ -187,7 +187,7 @@ class Bridger:
         is_named = all(call.name for call in calls)
 
         def needs_completion() -> bool | None:
-            """Whether the template may compare names of functions, or count calls; None: unknown."""
+            """Whether the template may compare functions' names, or count calls; None: unknown."""
             functions = (str(tool.get("function", tool).get("name")) for tool in check_tools(tools) or ())
             for name in () if is_named else functions:
                 if name in self.study.template.constants or any(word in name for word in words):

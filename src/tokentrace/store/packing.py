@@ -4,14 +4,14 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
+
+import msgspec
+import pyarrow
 
 from .sql import StoreError
 
 _PLAIN, _COMPRESSED = b"\0", b"\2"
-_WORTHWHILE = 64
-_COUNT = struct.Struct("<I")
 _FRONT = struct.Struct("<II")  # length and checksum of the data
 
 
@@ -20,18 +20,12 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
-def _codec() -> Any:
-    import pyarrow  # slow to import
-
-    return pyarrow.Codec("zstd", compression_level=1)
-
-
 def pack(data: bytes) -> bytes:
-    if len(data) >= _WORTHWHILE:
-        small = _FRONT.pack(len(data), zlib.crc32(data)) + _codec().compress(data, asbytes=True)
-        if len(small) < len(data):
-            return _COMPRESSED + small
-    return _PLAIN + data if data else b""
+    if not data:
+        return b""
+    small: bytes = pyarrow.compress(data, "zstd", asbytes=True)
+    small = _COMPRESSED + _FRONT.pack(len(data), zlib.crc32(data)) + small
+    return small if len(small) < len(data) else _PLAIN + data
 
 
 def unpack(packed: bytes) -> bytes:
@@ -40,7 +34,7 @@ def unpack(packed: bytes) -> bytes:
         return bytes(packed[1:])
     try:
         size, checksum = _FRONT.unpack_from(packed, 1)
-        data = bytes(_codec().decompress(memoryview(packed)[1 + _FRONT.size :], size, asbytes=True))
+        data: bytes = pyarrow.decompress(packed[1 + _FRONT.size :], size, "zstd", asbytes=True)
     except (OSError, ValueError, struct.error) as error:
         raise StoreError(f"a stored turn is damaged: {error}") from error
     if zlib.crc32(data) != checksum:
@@ -49,22 +43,15 @@ def unpack(packed: bytes) -> bytes:
 
 
 def pack_records(records: Sequence[bytes]) -> bytes:
-    lengths = b"".join(_COUNT.pack(len(record)) for record in records)
-    return pack(b"".join((_COUNT.pack(len(records)), lengths, *records)))
+    return pack(msgspec.msgpack.encode(records))
 
 
 def unpack_records(packed: bytes) -> tuple[bytes, ...]:
     """Undo `pack_records`. Raises StoreError for damaged data."""
-    data = unpack(packed)
     try:
-        count = _COUNT.unpack_from(data)[0]
-        lengths = struct.unpack_from(f"<{count}I", data, _COUNT.size)
-    except struct.error as error:
+        return msgspec.msgpack.decode(unpack(packed), type=tuple[bytes, ...])
+    except msgspec.DecodeError as error:
         raise StoreError(f"a stored turn is damaged: {error}") from error
-    places = list(accumulate(lengths, initial=_COUNT.size * (1 + count)))
-    if places[-1] != len(data):
-        raise StoreError("a stored turn is damaged: the lengths of its records do not add up")
-    return tuple(data[start:end] for start, end in pairwise(places))
 
 
 def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:

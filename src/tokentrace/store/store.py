@@ -356,9 +356,8 @@ def _one(rows: Rows) -> SessionInfo | None:
 
 
 def _session(row: tuple[Any, ...]) -> SessionInfo:
-    id, state, created, *texts, records, turns, sampled, prompted = row
-    fields = ({} if text == "{}" else json.loads(text) for text in texts)
-    return SessionInfo(id, State(state), created, *fields, records, turns, sampled, prompted)
+    id, state, created, metadata, settings, *counts = row
+    return SessionInfo(id, State(state), created, json.loads(metadata), json.loads(settings), *counts)
 
 
 def is_storable(text: str) -> bool:

@@ -53,11 +53,8 @@ class TokenTable:
         return TokenTable(ids, codes == int(Kind.SAMPLED), owners, codes, logprobs=logprobs)
 
     def __post_init__(self) -> None:
-        shape = getattr(self.ids, "shape", ())[:1]
         for name, codes in _CHECKS:
             column = getattr(self, name)
-            if type(column) is np.ndarray and column.shape == shape and column.dtype.kind in codes:
-                continue
             if callable(column):
                 self._defer(name, column)
             elif column is not None or name not in _OPTIONAL:

@@ -51,7 +51,7 @@ class Packed:
         return entries
 
     def check(self, what: str) -> None:
-        """Raise `TrajectoryError` if the bytes do not hold `count` entries of this type and shape."""
+        """Raise `TrajectoryError` unless the bytes hold `count` entries of this type and shape."""
         if self.dtype is not None and self.dtype not in _DTYPES:
             raise TrajectoryError(f"{what} is of type {brief(self.dtype)}; it must be one of {_DTYPES}")
         try:

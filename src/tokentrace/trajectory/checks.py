@@ -31,10 +31,7 @@ _REASONS: dict[int, str] = {
     Kind.SAMPLED: "SAMPLED: only append_completion records tokens that an engine returned",
     Kind.PROMPT: "PROMPT, which is for begin() and branch(); use CONTEXT, SCAFFOLD or SYNTHETIC",
 }
-_ANY, _OPENING, _LATER = (  # by kind, between two that are none
-    np.array([False, *(kind not in refused for kind in Kind), False])
-    for refused in ((), (Kind.SAMPLED,), _REASONS)
-)
+_LATER = np.array([False, *(kind not in _REASONS for kind in Kind), False])  # by kind + 1
 _ASK = "ask the engine for logprobs, or make the trajectory with logprobs=False"
 
 
@@ -48,9 +45,9 @@ def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> 
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
     if not is_single and len(codes) != length:
         raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each")
-    fine = (_OPENING if opening else _LATER).take(codes + 1, mode="clip")
+    fine = _LATER.take(codes + 1, mode="clip") | (opening & (codes == int(Kind.PROMPT)))
     if skip and not is_single:
-        fine[:skip] = _ANY.take(codes[:skip] + 1, mode="clip")
+        fine[:skip] = (codes[:skip] >= 0) & (codes[:skip] < len(Kind))
     if not fine.all():
         at = int(fine.argmin())
         problem = _REASONS.get(int(codes[at]), f"{codes[at]}, which is not a Kind")

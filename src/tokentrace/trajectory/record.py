@@ -94,7 +94,7 @@ class Record:
     prompt = stream
 
     def table(self, branch: int | None = None) -> TokenTable:
-        """The tokens of a stream with all columns. The mask is True where a token was sampled."""
+        """The tokens of a stream with all columns. The mask is True for sampled ones."""
         return frozen(join([write.tokens for write in self._along(self._index(branch))]))
 
     def loss_mask(self, branch: int | None = None) -> npt.NDArray[np.bool_]:

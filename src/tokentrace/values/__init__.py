@@ -1,1 +1,1 @@
-"""JSON values: their place in a conversation, their tool's schema, schemas of Python functions."""
+"""JSON values: their place in a conversation, schemas of tools and Python functions."""

@@ -34,7 +34,7 @@ def json_like(value: Any, default: Any) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON in UTF-8, or in ASCII if a text has half of a surrogate pair."""
+    """JSON in UTF-8; in ASCII if a text has half a surrogate pair."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -101,7 +101,7 @@ def is_unicode(value: Any) -> bool:
 
 
 def check_depth(value: Any, place: Place) -> None:
-    """Raise InputError for a value that contains itself, or is too deep or too large to print."""
+    """Raise InputError for a value that contains itself, or is too deep or large to print."""
     plain_json(value, place, strict=False)
 
 
