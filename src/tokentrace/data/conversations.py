@@ -137,7 +137,7 @@ _MEANINGFUL = frozenset({"arguments", "input", "parameters", "input_schema"})
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
-    """A row without nulls that a table may have filled in, and a note if they may have a meaning."""
+    """A row without nulls that a table may have filled in, and a note if they may mean something."""
     if not isinstance(row, Mapping):
         return row, ()
     stripped, lost = dict(row), list[Any]()

@@ -309,7 +309,7 @@ def write_samples(
     *,
     trainer: str | None = None,
 ) -> None:
-    """Write samples to a Parquet or JSON Lines file, with only the columns that `trainer` reads."""
+    """Write samples to Parquet or JSON Lines, with only the columns that `trainer` reads."""
     rows = items("samples", samples, SampleError)
     for row in rows:
         instance("a sample", row, Sample, SampleError)

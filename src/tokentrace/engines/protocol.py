@@ -189,12 +189,12 @@ class Completion(Delta):
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
-    """Join a stream into a completion. Raises EngineAnswerError without a finish reason."""
+    """Join a stream to a completion. Raises EngineAnswerError without a finish reason."""
     return joined([delta async for delta in deltas])
 
 
 def joined(pieces: Sequence[Delta]) -> Completion:
-    """Join pieces into a completion. Raises EngineAnswerError without a finish reason."""
+    """Join pieces to a completion. Raises EngineAnswerError without a finish reason."""
     last = pieces[-1] if pieces else None
     if last is None or last.finish_reason is None:
         raise EngineAnswerError("the stream ended without a finish reason")

@@ -250,7 +250,7 @@ class Answer:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
-            # the session in memory first; if that is old, the store raises Conflict
+            # first the session in memory; if it is old, the store raises Conflict
             async with gateway.sessions.locked(id, None if attempt else self.live) as live:
                 prepared = live.session.prepare(placed, reply.completion, message, details, sampling)
                 began = time.perf_counter()

@@ -38,7 +38,7 @@ Client = Callable[[Session], float | Awaitable[float | None] | None]
 
 
 class GatewayAgent:
-    """Runs an agent behind the gateway at `url`, each rollout in a session with these `settings`.
+    """Runs an agent behind the gateway at `url`, each rollout in a session with `settings`.
 
     `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the
     agent's. The rows of an agent that raises stay, without a reward.

@@ -104,7 +104,7 @@ def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """Return copies of slime's sample `like`, one per branch. A failed rollout needs `failed_reward`."""
+    """Copies of slime's sample `like`, one per branch. A failed rollout needs `failed_reward`."""
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward, slime would ask its reward model
         about = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
@@ -257,7 +257,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 def openrlhf_output(
     rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None
 ) -> dict[str, Any]:
-    """An `AgentExecutor`'s output. A failed rollout needs a `failed_reward`, and has no range."""
+    """An `AgentExecutor`'s output. A failed rollout needs a `failed_reward`, has no range."""
     [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
     start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {

@@ -115,7 +115,7 @@ class OpenCall:
         self.add_arguments(_to_json(values))
 
     def finish(self, stop: int) -> None:
-        """End the call, well-formed or not. Leave out one that the prompt wrote."""
+        """End the call, well-formed or not. Drop one of the prompt."""
         output, reader = self.output, self.output.reader
         if not output.starts and not reader.ended:
             output.events.clear()

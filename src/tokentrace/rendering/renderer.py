@@ -355,7 +355,7 @@ class Renderer:
         return other
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
-        """A copy with template variables added or replaced. Raises RendererError for an unread one."""
+        """A copy with other template variables. Raises RendererError for an unread one."""
         if not isinstance(variables, Mapping):
             raise RendererError(f"template variables must be a mapping, not {brief(variables)}")
         for name in variables:

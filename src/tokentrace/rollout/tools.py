@@ -70,7 +70,7 @@ class BaseTool:
             raise InputError(f"there are settings for tool {self.name!r}, which takes none")
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Run a call. Return text, any JSON value, a `ToolResult`, or (text, reward, metrics)."""
+        """Run a call. Return text, a JSON value, a `ToolResult`, or (text, reward, metrics)."""
         raise NotImplementedError
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float | None:

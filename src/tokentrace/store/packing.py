@@ -1,5 +1,7 @@
 """Stored turns as compressed bytes. Pure."""
 
+import functools
+import importlib
 import json
 import struct
 import zlib
@@ -7,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import pyarrow
 
 from .sql import StoreError
 
 _PLAIN, _COMPRESSED = b"\0", b"\2"
 _FRONT = struct.Struct("<II")  # length and checksum of the data
+_arrow = functools.partial(importlib.import_module, "pyarrow")  # slow to import
 
 
 def as_json(value: Any) -> str:
@@ -23,7 +25,7 @@ def as_json(value: Any) -> str:
 def pack(data: bytes) -> bytes:
     if not data:
         return b""
-    small: bytes = pyarrow.compress(data, "zstd", asbytes=True)
+    small: bytes = _arrow().compress(data, "zstd", asbytes=True)
     small = _COMPRESSED + _FRONT.pack(len(data), zlib.crc32(data)) + small
     return small if len(small) < len(data) else _PLAIN + data
 
@@ -34,11 +36,12 @@ def unpack(packed: bytes) -> bytes:
         return bytes(packed[1:])
     try:
         size, checksum = _FRONT.unpack_from(packed, 1)
-        data: bytes = pyarrow.decompress(packed[1 + _FRONT.size :], size, "zstd", asbytes=True)
+        small = packed[1 + _FRONT.size :]
+        data: bytes = _arrow().decompress(small, size, "zstd", asbytes=True)
     except (OSError, ValueError, struct.error) as error:
         raise StoreError(f"a stored turn is damaged: {error}") from error
     if zlib.crc32(data) != checksum:
-        raise StoreError("a stored turn is damaged: it does not match its checksum")
+        raise StoreError("a stored turn is damaged: its checksum differs")
     return data
 
 
@@ -55,13 +58,10 @@ def unpack_records(packed: bytes) -> tuple[bytes, ...]:
 
 
 def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
-    if not channels:
-        return b""
-    plain = json.dumps(dict(channels), separators=(",", ":"), default=lambda value: value.tolist())
-    return plain.encode("ascii")
+    text = json.dumps(dict(channels), separators=(",", ":"), default=lambda value: value.tolist())
+    return text.encode("ascii") if channels else b""
 
 
 def unpack_channels(packed: bytes) -> dict[str, list[Any]]:
     """One list per channel, with a value per token."""
-    channels: dict[str, list[Any]] = json.loads(packed) if packed else {}
-    return channels
+    return dict(json.loads(packed)) if packed else {}

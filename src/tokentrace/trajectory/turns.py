@@ -38,7 +38,7 @@ class LogprobKind(StrEnum):
     SCALED = "scaled"
     """After temperature, before top-p and top-k. Equals `PROCESSED` if these exclude nothing."""
     RAW = "raw"
-    """The model's own, before temperature, top-p and top-k. Greedy completions have this kind."""
+    """The model's own, before temperature, top-p and top-k. Greedy completions have it."""
     UNKNOWN = "unknown"
 
 
