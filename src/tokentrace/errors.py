@@ -94,7 +94,7 @@ class WriteError(TokentraceError):
 
 
 class ExtensionError(TrajectoryError):
-    """A prompt does not begin with the stream so far. `position`: of the first other id."""
+    """A prompt does not begin with the stream. `position`: the first id that differs."""
 
     def __init__(self, problem: str, *, position: int) -> None:
         self.position = position

@@ -33,7 +33,7 @@ def whole(
     error: ErrorType = RendererError,
 ) -> int:
     """A whole number from `least` to `most` as an int. Rejects booleans."""
-    if not is_integer(value):
+    if type(value) is not int and not is_integer(value):
         raise error(f"{name} must be a whole number, not {brief(value)}")
     integer = int(value)
     if least is not None and integer < least:

@@ -192,7 +192,7 @@ def worker_tokenizer(settings: bytes) -> RowTokenizer:
 
 
 def tokenize_in_worker(rows: Sequence[Row], settings: bytes, version: str) -> BatchResult:
-    """Tokenize rows with pickled settings. Raises SampleError if this node has another version."""
+    """Tokenize rows with pickled settings. Raises SampleError for another version."""
     if version != __version__:
         node = f"node {platform.node()} has tokentrace {__version__}"
         raise SampleError(f"{node}, but the node that started the run has {version}")

@@ -1,4 +1,4 @@
-"""The base of servers' adapters, which have `_fields` of requests and `_read` for answers."""
+"""The base of servers' adapters, with `_fields` for requests and `_read` for answers."""
 
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable

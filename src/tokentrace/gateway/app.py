@@ -1,4 +1,4 @@
-"""The gateway over HTTP: its routes, and who may use which of them. `_answer` answers agents."""
+"""The gateway over HTTP: its routes, and who may use which. `_answer` answers agents."""
 
 import hashlib
 import secrets

@@ -22,7 +22,7 @@ from .requests import AnswerOptions, Request, RequestError, TokenFields
 StreamEvent = dict[str, Any]
 CallId = Callable[[int], str]
 OPENAI_END = b"data: [DONE]\n\n"
-_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LETTERS = (b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" * 5)[:256]
 _LOWEST = -9999.0
 _UNSAFE = re.compile("\x85|\u2028|\u2029".encode())
 
@@ -352,6 +352,6 @@ def call_ids_of(id: str, choice: int) -> CallId:
 
     def call_id(index: int) -> str:
         data = hashlib.blake2b(f"{id}/{choice}/{index}".encode(), digest_size=9).digest()
-        return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in data)
+        return data.translate(_LETTERS).decode("ascii")
 
     return call_id

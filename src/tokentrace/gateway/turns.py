@@ -70,7 +70,7 @@ class Placement:
 
 
 class RecordedTurn(Struct, frozen=True, kw_only=True):
-    """A turn as a store keeps it next to its tokens: `messages` after the `shared` ones of `base`."""
+    """A turn as a store keeps it: `messages` come after the `shared` ones of `base`."""
 
     number: int
     base: int | None

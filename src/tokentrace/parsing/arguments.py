@@ -66,7 +66,7 @@ class ArgumentsReader:
     def _arguments(
         self, report: ArgumentsText, ends: Delimiters, after: tuple[bytes, ...] = ()
     ) -> Reading[bool]:
-        """Read arguments; True if they are JSON. If not, all until the call's end is their text."""
+        """Read arguments; True if they are JSON. If not, the rest of the call is their text."""
         if (yield from self.json_value(report)):
             return True
         reader, start = self.reader, self.reader.at

@@ -242,7 +242,7 @@ class Bridger:
     def _prove_in(
         self, past: Messages, request: _Request, turn: ParsedResponse, has_call: bool | None
     ) -> _Proof | BridgeRefusal:
-        """The proof in this context: with the turn's own text or, if that fails, with stand-ins."""
+        """The proof in this context: with the turn's own text, else with stand-ins."""
         request, contexts = request._replace(true_context=True), (_Context(past),)
         thought = {"reasoning_content": turn.reasoning_content} if turn.reasoning_content else {}
         if not self.as_inference:

@@ -174,9 +174,8 @@ class Renderer:
         study, control = self.study(tools), self.tokenizer.vocabulary.control_pattern
 
         def is_role(role: str) -> bool:
-            if role in study.template.constants:
-                return True
-            return study.forms.prints_roles and not (control and control.search(role))
+            is_printed = study.forms.prints_roles and not (control and control.search(role))
+            return is_printed or role in study.template.constants
 
         return check_messages(messages, is_role=is_role)
 
@@ -201,8 +200,9 @@ class Renderer:
         """A hash of each template, by its name."""
         return {name: study.template.digest for name, study in self._studies.items()}
 
+    @learned
     def turn_stop_ids(self) -> frozenset[int]:
-        """The ids that the template ends an assistant's turn with, with tools or without."""
+        """The ids that end an assistant's turn, with tools or without."""
         return self.study().endings(False).stops | self.study([STAND_IN_TOOL]).endings(True).stops
 
     def get_stop_token_ids(self) -> list[int]:
@@ -323,7 +323,7 @@ class Renderer:
 
     @learned
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
-        """The grammar of completions, with a note on the fields of probes that it misreads."""
+        """The grammar of completions, with a note on fields that it misreads."""
         endings, derived = study.endings(has_tools), study.grammar(has_tools)
         grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
         stops = [*sorted(endings.stops), *sorted(study.eos - endings.stops)]

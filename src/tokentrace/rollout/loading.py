@@ -1,4 +1,4 @@
-"""YAML configurations, and the functions, classes, tools and simulated users that they name."""
+"""YAML configurations, and the functions, classes, tools and users that they name."""
 
 import asyncio
 import contextlib

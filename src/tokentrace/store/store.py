@@ -356,8 +356,8 @@ def _one(rows: Rows) -> SessionInfo | None:
 
 
 def _session(row: tuple[Any, ...]) -> SessionInfo:
-    id, state, created, metadata, settings, *counts = row
-    return SessionInfo(id, State(state), created, json.loads(metadata), json.loads(settings), *counts)
+    metadata, settings = ({} if text == "{}" else json.loads(text) for text in row[3:5])
+    return SessionInfo(row[0], State(row[1]), row[2], metadata, settings, *row[5:])
 
 
 def is_storable(text: str) -> bool:

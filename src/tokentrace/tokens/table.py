@@ -26,7 +26,7 @@ Deferred = Callable[[], Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """Columns of tokens, of one length. `Deferred` ones are computed when first read."""
+    """Columns of tokens. `Deferred` ones are computed when first read."""
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
@@ -54,17 +54,16 @@ class TokenTable:
 
     def __post_init__(self) -> None:
         for name, codes in _CHECKS:
-            column = getattr(self, name)
-            if callable(column):
+            column: Any = getattr(self, name)
+            if column is None and name in _OPTIONAL:
+                continue
+            if column.__class__ is not np.ndarray and callable(column):
                 self._defer(name, column)
-            elif column is not None or name not in _OPTIONAL:
-                if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
-                    kind = _WORDS[codes]
-                    raise SampleError(f"{name} must be a flat numpy array of {kind}, not {brief(column)}")
-                if len(column) != len(self.ids):
-                    raise SampleError(
-                        f"{name} has {len(column)} entries, but there are {len(self.ids)} ids"
-                    )
+            elif not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
+                kind = _WORDS[codes]
+                raise SampleError(f"{name} must be a flat numpy array of {kind}, not {brief(column)}")
+            elif column.shape != self.ids.shape:
+                raise SampleError(f"{name} has {len(column)} entries, but there are {len(self.ids)} ids")
         ids = self.ids
         if len(ids) and (np.minimum.reduce(ids) < 0 or (ids.dtype != np.int32 and ids.max() > 2**31 - 1)):
             raise SampleError("ids must be 0 to 2**31 - 1")

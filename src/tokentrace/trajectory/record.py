@@ -185,7 +185,7 @@ class Record:
 
     @property
     def num_samples(self) -> int:
-        """How many branches own sampled tokens: the rows that train each of these once."""
+        """How many branches own sampled tokens: rows that train each once."""
         return len({write.branch for write in self._writes if isinstance(write, Turn) and len(write)})
 
     def __len__(self) -> int:
@@ -202,7 +202,7 @@ class Record:
             raise TrajectoryError("nothing is recorded yet: call begin(prompt_ids) first")
         if branch is None:
             return self.current
-        if as_count(branch, "branch") >= self.num_branches:
+        if as_count(branch, "branch") >= len(self._by_branch):
             raise TrajectoryError(f"there is no branch {branch}: the trajectory has {self.num_branches}")
         return int(branch)
 

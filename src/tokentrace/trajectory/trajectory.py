@@ -93,7 +93,7 @@ class Trajectory(ShowsItself, Record):
         messages: int = 0,
         branch: int | None = None,
     ) -> None:
-        """Record tokens after the stream that were not sampled: tool results, scaffold, a generation prompt.
+        """Record tokens that were not sampled: tool results, scaffold, a generation prompt.
 
         They add `messages` messages. `message_spans` are rows ``(start, stop, message)``:
         positions in `new_ids`, and the number of the new message, from 0.

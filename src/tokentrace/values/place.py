@@ -49,7 +49,7 @@ class Place(NamedTuple):
         return fields
 
     def parts(self, content: Any) -> Iterator[tuple[Place, Fields]]:
-        """Yield the parts of content with their places. Each needs a type; a string is one text part."""
+        """Yield the parts of content with their places. Each needs a type; a string is one part."""
         if isinstance(content, str):
             yield self, {"type": "text", "text": content}
         elif not is_list(content):
