@@ -83,13 +83,6 @@ def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
     assert trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
 
 
-def test_a_repeated_legacy_result_is_read_with_its_call(served: Served) -> None:
-    call = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
-    messages = [ASK, call, {"role": "function", "name": "look", "content": "Here."}]
-    assert [served.chat("legacy", {"messages": messages})[0] for _ in range(2)] == [200, 200]
-    assert served.prompts[-2] == served.prompts[-1]
-
-
 def test_a_prompt_that_cannot_be_recorded_is_refused_before_sampling(served: Served) -> None:
     path = "/sessions/whole/inference/v1/generate"
     body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 60}}

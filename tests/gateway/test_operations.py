@@ -75,7 +75,13 @@ def test_every_route_refuses_without_a_key(keyed: tuple[Served, str, str]) -> No
         for headers in ({}, bearer("wrong"), {"x-api-key": ""}, {"authorization": "Basic %%%"}):
             status, _ = served.call(method, path, {} if method in ("POST", "PATCH") else None, headers)
             assert status == 401, (method, path, headers)
-    for method, path in [("GET", "/nothing"), ("PUT", "/sessions"), ("DELETE", "/v1/models"), ("GET", "/../etc")]:
+    for method, path in [
+        ("GET", "/nothing"),
+        ("GET", "/v1/models/"),
+        ("PUT", "/sessions"),
+        ("DELETE", "/v1/models"),
+        ("GET", "/../etc"),
+    ]:
         assert served.call(method, path)[0] == 401, path
     with pytest.raises(urllib.error.HTTPError) as denied:
         urllib.request.urlopen(served.url)

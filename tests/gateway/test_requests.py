@@ -344,6 +344,13 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
         {"role": "assistant", "content": "b"},
         user("c"),
     ],
+    "chat, legacy": [
+        user("a"),
+        {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}},
+        {"role": "function", "name": "look", "content": "r"},
+        {"role": "assistant", "content": "b"},
+        user("c"),
+    ],
     "messages": [
         user("a"),
         {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
@@ -363,13 +370,15 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
         {"type": "message", "role": "assistant", "content": "b"},
         {"type": "message", "role": "user", "content": "c"},
         {"type": "function_call_output", "call_id": "c1", "output": "again"},
+        {"type": "message", "role": "assistant", "id": "msg_8y_0", "content": "d"},
+        {"type": "reasoning", "id": "rs_9z_0", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
     ],
 }
 
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_a_history_is_read_the_same_after_an_earlier_request(name: str) -> None:
-    dialect, ask = ASK[name]
+    dialect, ask = ASK[name.partition(",")[0]]
     items, reused = HISTORIES[name], 0
     more = {"instructions": "I"} if name == "responses" else {"system": "S"} if name == "messages" else {}
 
@@ -382,7 +391,7 @@ def test_a_history_is_read_the_same_after_an_earlier_request(name: str) -> None:
         history = [*items[:changed], *({**item, "id": "fc_8y_1"} for item in items[changed:count])]
         _, whole = read(history)
         for earlier in range(1, len(items) + 1):
-            body, incremental = read(history, read(items[:earlier]))
+            body, incremental = read(history, read(items[:earlier], read(items[: max(1, earlier - 2)])))
             assert (incremental, list(incremental.starts)) == (whole, list(whole.starts))
             reused += body.past.items
     assert reused

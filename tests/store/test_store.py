@@ -3,9 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.loop import in_loop
 from tests.store.support import opened, session
-from tokentrace.store.store import Closed, Conflict, State, Store, TurnRecord
+from tokentrace.store.packing import pack, pack_records, unpack_turn
+from tokentrace.store.store import Closed, Conflict, State, Store, StoreError, TurnRecord
 
 
 async def ids(store: Store, **filters: Any) -> list[str]:
@@ -57,3 +60,21 @@ async def test_a_drop_and_a_turn_at_once_end_in_one_of_two_ways(place: str) -> N
             assert info is not None
             assert (info.state, info.turns) == (State.DROPPED, 1 if stored is None else 0)
             assert [turn async for turn in one.turns(id)] == []
+
+
+def test_a_damaged_turn_is_a_store_error() -> None:
+    info, records = pack(b"[1, 2]" + b" " * 99), pack_records([b"one", b""])
+    assert unpack_turn(records, info, pack(b"three")) == ((b"one", b""), [1, 2], b"three")
+    wrong: list[Any] = [
+        info[:-1],
+        b"\1" + info[1:],
+        info[:9] + b"x" + info[10:],
+        info[:3],
+        "text",
+        5,
+        b"\0{",
+        b"\0\xff",
+    ]
+    for turn in (*((records, one, b"") for one in wrong), *((one, info, b"") for one in wrong)):
+        with pytest.raises(StoreError, match="a stored turn is damaged"):
+            unpack_turn(*turn)

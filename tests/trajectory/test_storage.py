@@ -42,9 +42,6 @@ def payload(value: Any, arrays: bytes = b"") -> bytes:
     return struct.pack("<I", len(text)) + text + arrays
 
 
-# -- exact
-
-
 def test_an_empty_trajectory_and_every_float_come_back() -> None:
     empty = from_bytes(to_bytes(Trajectory(name="é\ud800", logprobs=False)))
     assert (empty.trajectory.name, empty.trajectory.has_logprobs, empty.truncated) == ("é\ud800", False, False)
@@ -87,9 +84,6 @@ def test_the_format_is_the_documented_one() -> None:
     assert to_bytes(trajectory) == expected
 
 
-# -- cut off
-
-
 def test_every_cut_off_gives_everything_up_to_the_last_whole_record() -> None:
     trajectory = small()
     data = to_bytes(trajectory)
@@ -124,9 +118,6 @@ def test_a_flipped_bit_is_never_loaded(seed: int, data: st.DataObject) -> None:
     assert loaded.good_bytes <= position
 
 
-# -- single records, as in a store
-
-
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
@@ -148,9 +139,6 @@ def test_a_record_that_is_not_whole_is_refused_after_those_before_it(spoil: Any,
         replay_records(replayed, [first])
     replay_records(replayed, [second])
     assert replayed.num_writes == 2
-
-
-# -- files
 
 
 def test_save_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -179,11 +167,9 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 def test_a_wrong_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello")
-    with pytest.raises(TrajectoryError, match=r"notes\.txt: not a trajectory"):
-        load_trajectory(path)
-
-
-# -- bytes that are no trajectory
+    for wrong, problem in ((path, "not a trajectory"), (tmp_path / "none", "No such file"), (5, "not int")):
+        with pytest.raises(TrajectoryError, match=f"{wrong}: .*{problem}"):
+            load_trajectory(wrong)
 
 
 def test_another_magic_and_another_version_are_named() -> None:

@@ -25,9 +25,6 @@ def two_turns() -> Trajectory:
     return trajectory
 
 
-# -- any sequence of legal and illegal operations leaves a consistent trajectory that matches the model
-
-
 @pytest.mark.parametrize("seed", range(4 if FULL else 2))
 def test_random_walk(seed: int) -> None:
     walk(seed, 2_500)
@@ -48,9 +45,6 @@ def test_every_illegal_operation_is_refused_and_changes_nothing(seed: int) -> No
     random_walk.verify()
 
 
-# -- one stream
-
-
 def test_metadata_and_sampling_cannot_be_changed_through_returned_values() -> None:
     metadata = {"task": "a\ud800", "n": [1, 2.5, None, {"deep": True}]}
     trajectory = Trajectory(metadata=metadata)
@@ -61,9 +55,6 @@ def test_metadata_and_sampling_cannot_be_changed_through_returned_values() -> No
     assert turn.sampling is not None
     turn.sampling["temperature"] = 1.0
     assert trajectory.turns()[0].sampling == {"temperature": 0.7}
-
-
-# -- logprobs and versions
 
 
 def test_missing_logprobs_are_refused() -> None:
@@ -78,9 +69,6 @@ def test_missing_logprobs_are_refused() -> None:
     assert trajectory.num_writes == 1
 
 
-# -- extension
-
-
 def test_a_break_names_the_first_id_that_differs() -> None:
     trajectory = two_turns()
     with pytest.raises(ExtensionError, match=r"id 99 at position 4, the stream 11 \(SAMPLED\)") as caught:
@@ -90,9 +78,6 @@ def test_a_break_names_the_first_id_that_differs() -> None:
         trajectory.extend_to([1, 2])
     assert caught.value.position == 2
     assert trajectory.num_writes == 4
-
-
-# -- the tree
 
 
 def test_a_prompt_that_rewrites_nothing_and_too_few_messages_are_refused() -> None:
@@ -106,9 +91,6 @@ def test_a_prompt_that_rewrites_nothing_and_too_few_messages_are_refused() -> No
         trajectory.branch([1, 2, 3, 10, 11, 12, 4, 5, 0], messages=3)
     assert trajectory.branch([1, 2, 3, 10, 11, 12, 4, 5, 0], messages=5) == 1
     assert trajectory.message_count() == 5
-
-
-# -- views
 
 
 def test_views_are_read_only_and_do_not_change() -> None:
@@ -134,9 +116,6 @@ def test_changes_of_the_callers_arrays_have_no_effect() -> None:
     ids[:], logprobs[:] = 9, 9
     assert trajectory.stream().tolist() == [1, 2, 1, 2]
     assert trajectory.logprobs()[2:].tolist() == [-1, -2]
-
-
-# -- cost and memory
 
 
 @pytest.mark.parametrize("branched", [False, True], ids=["first branch", "a branch of it"])
@@ -166,9 +145,6 @@ def test_a_turn_of_a_long_rollout_costs_what_is_new(branched: bool) -> None:
     finally:
         tracemalloc.stop()
     assert max(peaks) < 100_000  # the stream alone takes millions of bytes
-
-
-# -- copies
 
 
 def test_a_pickled_or_copied_trajectory_is_equal_and_independent() -> None:

@@ -100,7 +100,7 @@ class EventReader:
 
 
 class _Lost(Exception):  # noqa: N818
-    """A try failed. The next may succeed after `wait` seconds, unless `again` is False."""
+    """A try failed. The next may succeed after `wait` seconds, if `again`."""
 
     def __init__(self, reason: str, *, wait: float = 0.0, again: bool = True) -> None:
         self.wait, self.again = wait, again

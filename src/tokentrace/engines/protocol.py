@@ -318,7 +318,7 @@ class Engine:
         raise self._unable("load other weights: restart it with them")
 
     async def set_version(self, version: str | int) -> None:
-        """Name the current weights, after someone else changed them and emptied the cache."""
+        """Name the current weights, after someone changed them and emptied the cache."""
         raise self._unable("report its weights")
 
     async def reset_prefix_cache(self) -> None:

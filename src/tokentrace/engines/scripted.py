@@ -1,4 +1,4 @@
-"""Engines from functions: a trainer's own sampler, or a script for tests and benchmarks."""
+"""Engines from functions: a trainer's own sampler, or a script for tests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -99,7 +99,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
-        """Reserve turns and tokens once others leave enough. Yields the most of each turn."""
+        """Reserve turns and tokens once there are enough. Yields the most per turn."""
         while True:
             live = self.sessions.live.get(id) or await self.sessions.get(id)
             self.check_open(live, turns)

@@ -177,7 +177,7 @@ class App:
         self._public_health = public_health
         self.server: Any = None
         routes = [Route(each.path, _Handler(self, each), methods=[each.method]) for each in ENDPOINTS]
-        self.router = Router(routes)
+        self.router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # the router then raises HTTPException

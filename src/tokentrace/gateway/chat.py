@@ -66,6 +66,7 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_
     with wire.naming_fields(first=past.items):
         new = check_messages(from_openai(body.messages or []), is_role=lambda _: True)
     messages = [*past.messages, *new]
+    legacy = [one for one in body.messages or () if one["role"] == "function" or one.get("function_call")]
     continued = bool(body.continue_final_message)
     prompted = body.add_generation_prompt
     if prompted == continued:
@@ -91,7 +92,7 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: ReadHistory = NOTHING_
         hints=wire.thinking_hints(on, body.reasoning_effort),
         starts=range(len(messages)),
         # a legacy result is read with its call
-        joined=any(message["role"] == "function" for message in body.messages or ()),
+        joined=past.joined or bool(legacy),
         unenforced=wire.unenforced(
             parallel_tool_calls=body.parallel_tool_calls is False,
             tool_choice=body.tool_choice not in (None, "none", "auto"),

@@ -100,6 +100,7 @@ class ReadHistory:
     messages: Sequence[Mapping[str, Any]] = ()
     starts: Sequence[int] = ()
     tools: Sequence[Mapping[str, Any]] | None = None
+    joined: bool = False
 
 
 NOTHING_READ = ReadHistory()
@@ -139,18 +140,18 @@ class Request:
 
     def past(self, items: int) -> ReadHistory:
         """The first `items`, or fewer if a later one may join their last message."""
-        messages, end = self.messages, len(self.messages)
-        at, starts = min(items, len(self.starts)), [*self.starts, end, end]
+        messages = self.messages
+        at, starts = min(items, len(self.starts)), [*self.starts, len(messages)]
         while at and self.joined:
+            at -= 1
             start = starts[at]
             if start < starts[at + 1] and messages[start].get("role") == "assistant":
                 break
-            at -= 1
         if not at:
             return NOTHING_READ
         first = starts[0]
         starts_read = [start - first for start in starts[:at]]
-        return ReadHistory(at, messages[first : starts[at]], starts_read, self.tools)
+        return ReadHistory(at, messages[first : starts[at]], starts_read, self.tools, self.joined)
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
@@ -295,7 +296,7 @@ def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool 
 
 @contextmanager
 def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
-    """Turn an InputError into a RequestError. The items of `messages` count from `first`."""
+    """Turn an InputError into a RequestError. Items of `messages` count from `first`."""
     try:
         yield
     except InputError as error:

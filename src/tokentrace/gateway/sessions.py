@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ..errors import brief
+from ..errors import TrajectoryError, brief
 from ..store.store import SessionInfo, State, Store, StoreError
 from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, load_matcher
@@ -138,8 +138,10 @@ class Sessions:
                     raise dropped(info.id)
                 problem = f"the store lacks some of its {info.turns} turns"
                 raise StoreError(f"session {info.id} is damaged: {problem}")
-        except BaseException:
+        except BaseException as error:
             self.forget(live)
+            if isinstance(error, ValueError | TrajectoryError):
+                raise StoreError(f"session {info.id} is damaged: {error}") from error
             raise
 
     def forget(self, live: LiveSession) -> None:

@@ -85,7 +85,7 @@ class CompiledCalls:
         self.keys = {path[0] for path in self.paths} | {"type"}
         usual = any(len(path) == 1 for path, field in self.paths.items() if field == "arguments")
         self.fields = {**(_ARGUMENT_KEYS if usual else {}), **self.paths}
-        """The field at each path, also at other paths that servers accept for arguments."""
+        """The field at each path, also at paths that servers accept for arguments."""
         if self.style is Style.TREE:
             tag = (self.value_close[0], self.key_open[0], self.value_opens[0].pieces[0])
             pattern = b"(?:(?P<close>%b)|%b)(?P<name>[^<\xff]*?)(?P<end>%b|\\Z)"

@@ -33,7 +33,7 @@ class Past(StrEnum):
     PRESERVE = "preserve"
     """With all reasoning."""
     PATCHED = "patched"
-    """Each as it was when it was sampled, with all reasoning, and values of the message."""
+    """Each as it was sampled, with all reasoning, and values of the message."""
     EXPAND = "expand"
     """For rows only: rows that show each turn after what the model saw then."""
 

@@ -58,7 +58,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The input of a rollout. A task without a name is named by its position in the run."""
+    """The input of a rollout. A task without a name gets its position in the run."""
 
     messages: Messages
     name: str = ""

@@ -182,7 +182,7 @@ class RolloutStore:
         return names
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
-        """Yield the rows of all finished rollouts; ``"group"``: with `group_advantages`."""
+        """Yield rows of all finished rollouts; ``"group"``: with `group_advantages`."""
         if advantages not in (None, "group"):
             raise InputError(f"advantages are 'group' or None, not {brief(advantages)}")
         values = group_advantages(self.finished).values if advantages else {}

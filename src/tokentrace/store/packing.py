@@ -30,18 +30,14 @@ def pack(data: bytes) -> bytes:
     return small if len(small) < len(data) else _PLAIN + data
 
 
-def unpack(packed: bytes) -> bytes:
-    """Undo `pack`. Raises StoreError for damaged data."""
+def _unpack(packed: bytes) -> bytes:
     if packed[:1] in (b"", _PLAIN):
         return bytes(packed[1:])
-    try:
-        size, checksum = _FRONT.unpack_from(packed, 1)
-        small = packed[1 + _FRONT.size :]
-        data: bytes = _arrow().decompress(small, size, "zstd", asbytes=True)
-    except (OSError, ValueError, struct.error) as error:
-        raise StoreError(f"a stored turn is damaged: {error}") from error
-    if zlib.crc32(data) != checksum:
-        raise StoreError("a stored turn is damaged: its checksum differs")
+    size, checksum = _FRONT.unpack_from(packed, 1)
+    small = packed[1 + _FRONT.size :]
+    data: bytes = _arrow().decompress(small, size, "zstd", asbytes=True)
+    if zlib.crc32(data) != checksum or packed[:1] != _COMPRESSED:
+        raise ValueError("its checksum differs")
     return data
 
 
@@ -49,11 +45,12 @@ def pack_records(records: Sequence[bytes]) -> bytes:
     return pack(msgspec.msgpack.encode(records))
 
 
-def unpack_records(packed: bytes) -> tuple[bytes, ...]:
-    """Undo `pack_records`. Raises StoreError for damaged data."""
+def unpack_turn(records: bytes, info: bytes, channels: bytes) -> tuple[tuple[bytes, ...], Any, bytes]:
+    """Raises StoreError for damaged data."""
     try:
-        return msgspec.msgpack.decode(unpack(packed), type=tuple[bytes, ...])
-    except msgspec.DecodeError as error:
+        read = msgspec.msgpack.decode(_unpack(records), type=tuple[bytes, ...])
+        return read, json.loads(_unpack(info)), _unpack(channels)
+    except (OSError, TypeError, ValueError, struct.error) as error:
         raise StoreError(f"a stored turn is damaged: {error}") from error
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..values.plain import json_bytes
-from .packing import as_json, pack, pack_records, unpack, unpack_records
+from .packing import as_json, pack, pack_records, unpack_turn
 from .sql import Database, Execute, Rows
 from .sql import StoreError as StoreError  # noqa: PLC0414
 
@@ -285,7 +285,7 @@ class Store:
         while True:
             rows = await self._database.read(sql, id, first)
             for number, start, records, info, channels, sampled, prompted in rows:
-                packed = (unpack_records(records), json.loads(unpack(info)), unpack(channels))
+                packed = unpack_turn(records, info, channels)
                 yield TurnRecord(number, start, *packed, sampled, prompted)
             if len(rows) < _TURNS:
                 return

@@ -179,7 +179,7 @@ class Channel:
         return out
 
     def array(self, fill: float) -> npt.NDArray[Any]:
-        """Entries as one array, with `fill` for none. Raises TrajectoryError if they fit no array."""
+        """Entries as one array, with `fill` for none. Raises TrajectoryError if they fit none."""
         try:
             arrays = [
                 (start + at, np.asarray(run))

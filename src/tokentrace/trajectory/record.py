@@ -210,7 +210,7 @@ class Record:
         return self._by_branch[self._index(branch)][-1]
 
     def _along(self, index: int, since: int = 0) -> Iterator[Write]:
-        """The writes of a stream from `since` on. One is cut if the branch starts inside it."""
+        """The writes of a stream from `since` on, one cut if the branch starts inside it."""
         lineage: list[tuple[list[Write], int]] = []
         limit = INT32_MAX + 1
         while index >= 0:

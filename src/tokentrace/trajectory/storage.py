@@ -1,4 +1,4 @@
-"""A trajectory as bytes and in files, which are readable up to a cut (docs/trajectory.md)."""
+"""A trajectory as bytes and in files, readable up to a cut (docs/trajectory.md)."""
 
 import os
 import struct
@@ -278,5 +278,5 @@ def load_trajectory(path: str | os.PathLike[str]) -> Loaded:
     """Read a trajectory from a file, as `from_bytes` does. Errors name the file."""
     try:
         return from_bytes(Path(path).read_bytes())
-    except TrajectoryError as error:
-        raise TrajectoryError(f"{os.fspath(path)}: {error}") from error
+    except (OSError, TypeError, TrajectoryError) as error:
+        raise TrajectoryError(f"{path}: {error}") from error

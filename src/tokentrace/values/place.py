@@ -1,4 +1,4 @@
-"""Where a value is in a conversation: typed access to fields there, errors that name it."""
+"""Where a value is in a conversation: typed access to fields, errors that name it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _NO_JSON = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits
 
 
 def json_like(value: Any, default: Any) -> Any:
-    """An object (a dataclass, a NumPy scalar) as JSON, one level deep; `default` for others."""
+    """An object (a dataclass, a NumPy scalar) as JSON, one level deep, or `default`."""
     for kind, base in _KINDS.items():
         if isinstance(value, kind):
             return base(value)
