@@ -191,7 +191,7 @@ class Connection:
     async def stream(
         self, path: str, body: bytes, kind: Any, new_reader: Callable[[], AnswerReader]
     ) -> AsyncGenerator[Delta]:
-        """Yield the pieces of a stream of `kind`. Closing the iterator ends the request."""
+        """Yield pieces of a stream of `kind`. Closing the iterator ends the request."""
         with errors_at(f"{self.base_url}{path}"):
             for tries in count(1):
                 reader, events, started = new_reader(), EventReader(), False

@@ -206,7 +206,7 @@ class Export:
 async def export_rows(
     store: Store, sessions: Infos, format: ExportFormat, *, keep_state: bool = False
 ) -> AsyncGenerator[bytes]:
-    """Yield a file of rows. Then, unless `keep_state`, mark sealed sessions as exported."""
+    """Yield a file of rows; then, unless `keep_state`, mark sealed sessions exported."""
     export, pipe = Export(store, sessions), io.BytesIO()
 
     def take() -> bytes:

@@ -216,7 +216,7 @@ class Bridger:
         return request._replace(calls=[call._replace(name=call.name or name) for call, name in pairs])
 
     def _prove_any(self, request: _Request, stream: Stream, past: Messages) -> _Proof | BridgeRefusal:
-        """The proof in any context or, if the messages depend on it, in the actual one."""
+        """The proof in any context or, if messages depend on it, in the actual one."""
         if not past:
             proof = self._prove_once(request)
             if isinstance(proof, _Proof) or proof.reason not in _OF_CONTEXT:

@@ -104,7 +104,7 @@ def find_lost(
     tools: Sequence[Mapping[str, Any]] = (),
     first: int = 0,
 ) -> LeftOut:
-    """Compare `messages` (from message `first` on) and `tools` with what the template wrote."""
+    """Compare `messages` (from `first` on) and `tools` with what the template wrote."""
     finder = _LostFinder(rendering, messages, forms)
     spans = zip([0, *rendering.ends], rendering.ends, strict=False)  # one start too many
     last = dict(zip(rendering.origins, spans, strict=True))

@@ -275,7 +275,7 @@ class _Run:
         return new if isinstance(new, End) else agent.go_on(rollout, prompt, completion, new)
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
-        """Sample a turn in parts. Returns whether there is any, and why the rollout ends."""
+        """Sample a turn in parts. Returns if there is any, and why the run ends."""
         aborts, rollout, agent = 0, self.rollout, self.agent
         while True:
             room, limit = self._room(start, continues=continues)

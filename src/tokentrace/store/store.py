@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -61,9 +61,10 @@ class SessionInfo:
     """Prompt tokens of its turns."""
 
     def grown(self, turn: TurnRecord) -> SessionInfo:
+        about = (self.id, self.state, self.created, self.metadata, self.settings)
         sampled, prompted = self.sampled + turn.sampled, self.prompted + turn.prompted
         records = turn.first + len(turn.records)
-        return replace(self, records=records, turns=turn.number + 1, sampled=sampled, prompted=prompted)
+        return SessionInfo(*about, records, turn.number + 1, sampled, prompted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,13 @@ def check_ids(
     ids = check_integers(value, name, error, first)
     if not len(ids):
         return np.zeros(0, np.int32)
-    limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    unsigned = ids.view(np.uint32) if ids.dtype == np.int32 else ids  # a negative int32 becomes a large one
-    largest = int(np.maximum.reduce(unsigned))
-    if largest > limit or (ids.dtype != np.int32 and int(ids.min()) < 0):
+    limit, is_int32 = INT32_MAX if vocab_size is None else vocab_size - 1, ids.dtype == np.int32
+    unsigned = ids.view(np.uint32) if is_int32 else ids  # a negative int32 becomes a large one
+    if int(np.maximum.reduce(unsigned)) > limit or not (is_int32 or int(ids.min()) >= 0):
         where = int(((ids < 0) | (ids > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
         raise _error(error, name, f"is {int(ids[where])}, which is not a token id: {bound}", first + where)
-    return ids.astype(np.int32, copy=False)
+    return ids if is_int32 else ids.astype(np.int32)
 
 
 def check_sampled(value: Any, name: str, vocab_size: int) -> Ids:

@@ -23,7 +23,7 @@ from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write
 
 @dataclass(slots=True)
 class _Stream:
-    """A branch's ids. A full array moves to a larger one, so earlier views never change."""
+    """A branch's ids. A full array moves to a larger one: earlier views never change."""
 
     branch: int = -1
     length: int = 0

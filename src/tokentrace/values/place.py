@@ -13,7 +13,7 @@ Fields = Mapping[str, Any]
 
 
 class Place(NamedTuple):
-    """A message and a field of it. Either may be None: a list of tools has no messages."""
+    """A message and a field of it. Either may be None: tools have no messages."""
 
     message: int | None = None
     field: str | None = None
