@@ -184,6 +184,8 @@ CASES: dict[str, Case] = {
     "a repaired argument": Case(swap(4, call("read_file", "The parser first.", path="/work/src/parser.py")),
         C.REWRITTEN_CALL, 4),
     "a repaired name": Case(swap(4, call("readFile", "The parser first.", path="src/parser.py")), C.REWRITTEN_CALL, 4),
+    "another parameter": Case(swap(4, call("read_file", "The parser first.", file="src/parser.py")), C.REWRITTEN_CALL, 4,
+        "file"),
     "a call left out of two": Case([*RECORDED[:2], call("list_files", path="src")], C.REWRITTEN_CALL, 2,
         recorded=[*RECORDED[:2], TWO_CALLS]),
     "calls made of text": Case([*RECORDED[:2], call("list_files", path="src")], C.REWRITTEN_CALL, 2,

@@ -63,7 +63,7 @@ class Blame:
 def find_blame(
     study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool
 ) -> Blame | None:
-    """The line behind a difference at character `at`, or else the line that writes there."""
+    """The line behind a difference at character `at`, else the line that writes there."""
     one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or common_prefix(one.text, other.text) != at:
         return None

@@ -94,15 +94,15 @@ def _changes(new: Message, old: Message) -> str:
 
     def text(message: Message, name: str) -> str:
         if name == "tool_calls":
-            calls = ((name, *map(str, leaves(arguments))) for name, arguments in _calls(message))
-            return "\n".join(map(" ".join, calls))
+            return "\n".join(" ".join((name, *map(str, leaves(one)))) for name, one in _calls(message))
         return text_of(message) if name == "content" else str(message.get(name) or "")
 
     for name in ("content", "tool_calls", *old, *new):
         one, other = text(new, name), text(old, name)
         if one != other and name not in NOISE:
             return f"{name[:60]}: {changed_words(one, other)}"
-    return "an empty field"
+    one, other = (str(list(_calls(message))) for message in (new, old))
+    return "an empty field" if one == other else f"tool_calls: {changed_words(one, other)}"
 
 
 class _Side:

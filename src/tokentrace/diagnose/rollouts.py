@@ -157,7 +157,7 @@ class CheckedRollout:
             return Relation.FIRST, None, 0
         prompt = call.prompt
         pairs = [(tip, common_prefix(tip.stream, prompt)) for tip in self.tips]
-        # the last stream that the prompt begins with, or else the one that it shares most with
+        # the last stream that the prompt begins with, else the one it shares most with
         tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
             return Relation.EXTENDS, tip, shared

@@ -169,7 +169,7 @@ class Overlong(StrEnum):
     TURNS = "turns"
     """Keep the whole messages that fit, from the beginning."""
     RIGHT = "right"
-    """Keep tokens from the beginning. The cut may be inside a message, not inside scaffold."""
+    """Keep the start. The cut may be inside a message, not inside scaffold."""
     LEFT = "left"
     """Keep the whole messages that fit, from the end."""
 
@@ -239,7 +239,7 @@ def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
         # its close goes with it, or is cut off where it does not fit: it carries no loss
         last = fitting[-1]
         return 0, last.stop if last.stop <= length else last.end
-    # A sampled token's generation prompt, with the speaker's name, is in the message before.
+    # a sampled token's generation prompt is in the message before
     opened = sample.mask | (sample.kinds == Kind.SAMPLED)
     starts = (message.start for message in messages if not opened[message.start])
     start = next((start for start in starts if start >= count - length), None)

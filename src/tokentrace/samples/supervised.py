@@ -152,7 +152,7 @@ def build_supervised_samples(
 def _built(
     renderer: Renderer, settings: dict[str, Any], messages: Any, tools: Any, since: int
 ) -> list[Sample]:
-    """Build rows, and give the first warning of each kind to the public function's caller."""
+    """Build rows, and warn the caller once of each kind."""
     instance("renderer", renderer, Renderer, SampleError)
     values = [
         value for value in settings.values() if value is not TRAINED_PARTS and value is not TRAINED_ROLES

@@ -158,7 +158,7 @@ class TurnReader:
         )
 
     def called(self, *arguments: Mapping[str, Any], content: str | None = None) -> WrittenTurn:
-        """A turn with one or more calls, in the first form that the template shows all of."""
+        """A turn with calls, in the first form that the template shows all of."""
         contents: tuple[str | None, ...] = (content,) if content else ("", None)
         for text, as_text in itertools.product(contents, (False, True)):
             calls = [
