@@ -1,5 +1,6 @@
 """Stored turns as compressed bytes. Pure."""
 
+import contextlib
 import functools
 import importlib
 import json
@@ -15,19 +16,18 @@ from .sql import StoreError
 _PLAIN, _COMPRESSED = b"\0", b"\2"
 _FRONT = struct.Struct("<II")  # length and checksum of the data
 _arrow = functools.partial(importlib.import_module, "pyarrow")  # slow to import
-
-
-def as_json(value: Any) -> str:
-    """JSON in ASCII, which all databases store."""
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+as_json = functools.partial(json.dumps, separators=(",", ":"))
+"""JSON in ASCII, which all databases store."""
 
 
 def pack(data: bytes) -> bytes:
     if not data:
         return b""
-    small: bytes = _arrow().compress(data, "zstd", asbytes=True)
-    small = _COMPRESSED + _FRONT.pack(len(data), zlib.crc32(data)) + small
-    return small if len(small) < len(data) else _PLAIN + data
+    best = _PLAIN + data
+    with contextlib.suppress(ImportError):  # without pyarrow, plain
+        front = _COMPRESSED + _FRONT.pack(len(data), zlib.crc32(data))
+        best = min(best, front + _arrow().compress(data, "zstd", asbytes=True), key=len)
+    return best
 
 
 def _unpack(packed: bytes) -> bytes:
