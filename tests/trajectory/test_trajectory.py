@@ -155,3 +155,10 @@ def test_a_pickled_or_copied_trajectory_is_equal_and_independent() -> None:
         twin.append_context([5], Kind.CONTEXT)
         assert len(twin) == len(trajectory) + 1
         check_trajectory(twin)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u4", "i8", "u8"])
+def test_kinds_may_have_any_integer_type(dtype: str) -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1, 2], kinds=np.array([Kind.PROMPT, Kind.SCAFFOLD], dtype))
+    assert trajectory.table().kinds.tolist() == [Kind.PROMPT, Kind.SCAFFOLD]

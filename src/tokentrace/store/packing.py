@@ -46,7 +46,7 @@ def pack_records(records: Sequence[bytes]) -> bytes:
 
 
 def unpack_turn(records: bytes, info: bytes, channels: bytes) -> tuple[tuple[bytes, ...], Any, bytes]:
-    """Raises StoreError for damaged data."""
+    """Unpack a turn. Raises StoreError for damaged data."""
     try:
         read = msgspec.msgpack.decode(_unpack(records), type=tuple[bytes, ...])
         return read, json.loads(_unpack(info)), _unpack(channels)
